@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Batch: requests that run together, and the slab that their rows were gathered into.
+//
+// Thread safety: none; one executor owns a batch from form to done.
+// Ownership: holds a reference to each of its requests and to its slab.
+// Invariants: formed -> running -> done, and all of it is moved in batch.cc; slots are in arrival order and cover
+//   [0, rows) without gaps; after gather() every input view lies in the slab.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/request.h"
+#include "core/signature.h"
+#include "core/slab.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+namespace headrace {
+
+// The rows of one batch that one request owns.
+struct Slot {
+  RequestPtr request;
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;
+};
+
+// Why a batch ran when it did.
+enum class BatchReason : int { kFull = 0, kExecutorFree = 1, kWindow = 2, kShutdown = 3, kAlone = 4 };
+inline constexpr int kBatchReasons = 5;
+std::string_view batch_reason_name(BatchReason reason);
+
+// What a run gave: one view per output of the signature, alive as long as `owner` is.
+struct Outputs {
+  std::vector<TensorView> tensors;
+  std::shared_ptr<const void> owner;
+};
+
+class Batch {
+ public:
+  enum class State { kFormed, kRunning, kDone };
+
+  Batch(std::vector<Slot> slots, BatchReason reason, std::int64_t formed_ns);
+
+  // Stage 5: takes a slab and copies every input of every request into it, once.
+  // REQUIRES: formed.  The requests agree on dtypes and trailing shapes.
+  Status gather(SlabPool& slabs);
+
+  // Claims every request that is still waited for (waiting -> running); the rows of the others stay in the batch and
+  // are thrown away.
+  void start(std::int64_t now_ns);
+
+  // Ends the run and claims the answers.  With an OK status each request writes its reply from its rows of the
+  // outputs; else each gets `status`.  Hands the answered to their sinks, one call for each sink.
+  void finish(const Status& status, const Outputs& outputs, std::int64_t now_ns);
+
+  State state() const { return state_; }
+  std::span<const Slot> slots() const { return slots_; }
+  std::int64_t rows() const { return rows_; }
+  // One per input of the signature; valid after gather().
+  std::span<const TensorView> inputs() const { return inputs_; }
+  // Keeps the memory of the inputs; a runner takes a copy for as long as anything may read them.
+  const SlabPtr& slab() const { return slab_; }
+
+  BatchReason reason() const { return reason_; }
+  std::int64_t formed_ns() const { return formed_ns_; }
+  std::int64_t started_ns() const { return started_ns_; }
+  std::int64_t done_ns() const { return done_ns_; }
+
+ private:
+  State state_ = State::kFormed;
+  std::vector<Slot> slots_;
+  std::int64_t rows_ = 0;
+  std::vector<TensorView> inputs_;
+  std::vector<std::string_view> strings_;
+  SlabPtr slab_;
+  BatchReason reason_;
+  std::int64_t formed_ns_;
+  std::int64_t started_ns_ = 0;
+  std::int64_t done_ns_ = 0;
+};
+
+}  // namespace headrace

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Request: the rows that one client sent for one lane, and the reply it will get.
+//
+// Thread safety: the front end fills it before submit(); from then on the thread that won the state's
+//   compare-exchange owns what that state says (see State).  claim_*() from any thread.
+// Ownership: reference counted.  The lane holds one reference from submit() until the request is out of its queue
+//   and its batch; the sink gets one with the reply; a front end that wants to cancel holds one more.
+// Invariant: waiting -> running -> answered, or waiting -> answered; whoever moves it to answered, and nobody else,
+//   writes the reply and delivers it: exactly one reply, whatever races.
+
+#pragma once
+
+#include <atomic>
+#include <boost/smart_ptr/intrusive_ptr.hpp>
+#include <boost/smart_ptr/intrusive_ref_counter.hpp>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/status.h"
+#include "core/tensor.h"
+
+namespace headrace {
+
+class Request;
+using RequestPtr = boost::intrusive_ptr<Request>;
+
+// Where a front end takes its replies back, a whole batch at a time, so that it is woken once.
+//
+// Thread safety: deliver() from any thread (executors, the timer, cancellers), also from within submit().
+class ReplySink {
+ public:
+  virtual ~ReplySink() = default;
+
+  // Takes answered requests, in no particular order.  Must not block and must not throw.
+  virtual void deliver(std::span<const RequestPtr> answered) noexcept = 0;
+};
+
+class Request : public boost::intrusive_ref_counter<Request, boost::thread_safe_counter> {
+ public:
+  enum class State : std::uint8_t { kWaiting, kRunning, kAnswered };
+
+  virtual ~Request() = default;
+
+  // Stage 7: makes the reply from this request's rows of the outputs, in the signature's order, which may cut it down
+  // to the outputs asked for.  The views live until the call returns.  Called at most once, by the thread that
+  // claimed the answer; a failure becomes the request's status.
+  virtual Status write_reply(std::span<const TensorView> outputs) = 0;
+
+  // Whether the caller may run it (waiting -> running).
+  [[nodiscard]] bool claim_run() {
+    State expected = State::kWaiting;
+    return state_.compare_exchange_strong(expected, State::kRunning);
+  }
+
+  // Whether the caller must answer it (any state but answered -> answered).  `from` is the state it was in.
+  [[nodiscard]] bool claim_answer(State* from) {
+    *from = state_.exchange(State::kAnswered);
+    return *from != State::kAnswered;
+  }
+
+  bool was_answered() const { return state_.load() == State::kAnswered; }
+
+  // Filled by the front end.
+  std::vector<TensorView> inputs;  // in the signature's order; memory lives as long as the request
+  std::int64_t rows = 1;           // dimension 0 of every input; set by the lane
+  std::int64_t deadline_ns = kNever;
+  ReplySink* sink = nullptr;  // outlives the request
+
+  // Owned by the lane.
+  Request* next = nullptr;      // link of the mailbox, then of its bucket
+  std::int64_t arrival_ns = 0;  // when submit() accepted it
+  std::size_t bytes = 0;        // of all inputs
+  bool alone = false;           // never shares a batch (scalar input, no input, lane not batched)
+
+  // The reply, for whoever holds it after delivery.
+  Status status;
+
+ private:
+  std::atomic<State> state_{State::kWaiting};
+};
+
+}  // namespace headrace

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native core, as the bindings in cpp/bind expose it.  Everything here releases the GIL while it waits or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+
+class StatusError(Exception):
+    """A native call failed: `code` is gRPC's number, `message` says why."""
+
+    code: int
+    message: str
+
+@final
+class TensorSpec:
+    """One input or output.  `dtype` is tensorflow.DataType's number; `shape` has -1 for open dimensions, None for an open rank."""
+
+    def __init__(self, name: str, dtype: int, shape: Sequence[int] | None, tensor_name: str = "") -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> int: ...
+    @property
+    def shape(self) -> list[int] | None: ...
+    @property
+    def tensor_name(self) -> str: ...
+
+@final
+class Signature:
+    def __init__(self, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> list[TensorSpec]: ...
+    @property
+    def outputs(self) -> list[TensorSpec]: ...
+
+@final
+class LaneOptions:
+    """The limits and policy of one lane; config.py has the defaults."""
+
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        batch_timeout_micros: int,
+        max_enqueued_batches: int,
+        policy: str,
+        batched: bool,
+        slab_bytes_max: int,
+        waiting_bytes_max: int,
+        log_batches: bool = False,
+    ) -> None: ...
+    @property
+    def max_batch_size(self) -> int: ...
+    @property
+    def batch_timeout_micros(self) -> int: ...
+    @property
+    def max_enqueued_batches(self) -> int: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def batched(self) -> bool: ...
+    @property
+    def slab_bytes_max(self) -> int: ...
+    @property
+    def waiting_bytes_max(self) -> int: ...
+
+class Runner:
+    """What a lane's native executors run."""
+
+@final
+class TensorFlow:
+    """TensorFlow's C API, loaded once per process from the file of libtensorflow_cc.so.2.
+
+    Raises StatusError (FAILED_PRECONDITION) where the library cannot be loaded or lacks a function.
+    """
+
+    def __init__(self, library_path: str) -> None: ...
+    @property
+    def version(self) -> str: ...
+    def load_saved_model(self, export_dir: str, tags: Sequence[str], config: bytes) -> Session:
+        """Loads the MetaGraph with exactly these tags.  `config` is a serialized ConfigProto."""
+    def list_devices(self, session: Session) -> list[tuple[str, str]]:
+        """(name, type) of each device, such as ("/job:localhost/replica:0/task:0/device:CPU:0", "CPU")."""
+
+@final
+class Session:
+    """A loaded SavedModel."""
+
+    def run(
+        self, feeds: Mapping[str, NDArray[Any]], fetches: Sequence[str], run_options: bytes = b""
+    ) -> list[NDArray[Any]]:
+        """Runs graph tensors ("x:0") by name.  Strings travel as object arrays of bytes; answers are owned copies."""
+    def runner(self, signature: Signature, run_options: bytes = b"") -> Runner:
+        """A runner of `signature`, whose specs carry tensor names.  `run_options` is a serialized RunOptions."""
+
+@final
+class SlabPinner:
+    """Registers slabs with a GPU through libcuda.  `available` is False, and `reason` says why, where it cannot."""
+
+    def __init__(self, library_path: str = "libcuda.so.1") -> None: ...
+    @property
+    def available(self) -> bool: ...
+    @property
+    def reason(self) -> str: ...
+
+@final
+class Timer:
+    """The thread that serves windows and deadlines for all models of an engine."""
+
+    def __init__(self) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class Batch:
+    """A gathered batch in the hands of a Python executor.  Give it back with finish() or fail(), once."""
+
+    @property
+    def lane(self) -> Lane: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def slot_rows(self) -> list[int]:
+        """Rows of each request, in order; their sum is `rows`."""
+    @property
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """Views of the slab, no copies; strings are object arrays of bytes.  An array that outlives the batch keeps its slab."""
+    def finish(self, outputs: Sequence[NDArray[Any]]) -> None:
+        """Answers every request from its rows of the outputs, which are in the signature's order."""
+    def fail(self, code: int, message: str) -> None: ...
+
+@final
+class Reply:
+    """The promise of the outputs of one request."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it is answered within `timeout` seconds.  Ctrl-C interrupts the wait within 100 ms."""
+    def done(self) -> bool: ...
+    def cancel(self) -> bool:
+        """Whether this call took the request out of the queue; False once it was answered."""
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        """Contiguous, writable arrays of the caller's own.  Raises StatusError if the request failed or is not answered yet."""
+
+@final
+class Lane:
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def options(self) -> LaneOptions: ...
+    def submit(self, inputs: Mapping[str, NDArray[Any]], timeout: float | None = None) -> Reply:
+        """Queues one request; `timeout` in seconds becomes its deadline.  Raises StatusError if it is refused."""
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start.  See core/stats.h for each name."""
+
+@final
+class Model:
+    """A loaded model version: its lanes and the executors that serve them."""
+
+    def __init__(self, name: str, version: int, timer: Timer) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    def add_lane(
+        self,
+        signature: Signature,
+        options: LaneOptions,
+        runner: Runner | None = None,
+        pinner: SlabPinner | None = None,
+    ) -> Lane:
+        """Adds a lane; before start() or the first next().  Without a runner its batches come out of next()."""
+    def start(self, num_batch_threads: int) -> None:
+        """Starts native executors; every lane needs a runner."""
+    def next(self) -> Batch | None:
+        """Waits for a gathered batch of any lane; None once the model is closed and drained.  For Python executors."""
+    def close(self, drain_timeout: float) -> bool:
+        """Refuses new requests, runs what waits for up to `drain_timeout` seconds, answers the rest UNAVAILABLE and stops
+        the executors.  False if a run was still going on and its executor had to be left behind."""
+
+@final
+class Router:
+    """Which lane a request goes to, by model name, version and signature name."""
+
+    def __init__(self) -> None: ...
+    def add(self, model: Model) -> None: ...
+
+@final
+class PredictQueue:
+    """PredictRequest messages in, PredictResponse messages out, for a transport that is written in Python.
+
+    Every submit() is answered by exactly one entry of take(), errors included.  fileno() turns readable when answers
+    wait: once per batch, not once per request.
+    """
+
+    def __init__(self, router: Router) -> None: ...
+    def fileno(self) -> int: ...
+    def submit(self, token: int, message: bytes, timeout: float | None = None) -> None:
+        """`token` names the request in cancel() and take(); it must not be in use."""
+    def cancel(self, token: int) -> None: ...
+    def take(self) -> list[tuple[int, int, str, bytes]]:
+        """(token, code, message, response) of each answered request; clears fileno()."""
+    def pending(self) -> int: ...
+    def close(self) -> None: ...
