@@ -42,23 +42,31 @@ struct Outputs {
   std::shared_ptr<const void> owner;
 };
 
+// Hands answered requests to their sinks, one call for each sink; may reorder them.
+void deliver(std::span<RequestPtr> answered);
+
 class Batch {
  public:
   enum class State { kFormed, kRunning, kDone };
 
-  Batch(std::vector<Slot> slots, BatchReason reason, std::int64_t formed_ns);
+  // How many requests finish() answered with OK, and with an error.
+  struct Answered {
+    std::int64_t ok = 0;
+    std::int64_t failed = 0;
+  };
 
-  // Stage 5: takes a slab and copies every input of every request into it, once.
-  // REQUIRES: formed.  The requests agree on dtypes and trailing shapes.
+  // REQUIRES: the caller claimed the run of every request; they agree on dtypes and, if several, trailing shapes.
+  Batch(std::vector<RequestPtr> requests, BatchReason reason, std::int64_t formed_ns);
+
+  // Stage 5: takes a slab and copies every input of every request into it, once.  REQUIRES: formed.
   Status gather(SlabPool& slabs);
 
-  // Claims every request that is still waited for (waiting -> running); the rows of the others stay in the batch and
-  // are thrown away.
+  // formed -> running.
   void start(std::int64_t now_ns);
 
-  // Ends the run and claims the answers.  With an OK status each request writes its reply from its rows of the
-  // outputs; else each gets `status`.  Hands the answered to their sinks, one call for each sink.
-  void finish(const Status& status, const Outputs& outputs, std::int64_t now_ns);
+  // Stage 7, from any state to done: claims the answers that nobody gave yet.  With an OK status each request writes
+  // its reply from its rows of the outputs; else each gets `run_status`.
+  Answered finish(const Status& run_status, const Outputs& outputs, std::int64_t now_ns);
 
   State state() const { return state_; }
   std::span<const Slot> slots() const { return slots_; }

@@ -69,6 +69,7 @@ class Request : public boost::intrusive_ref_counter<Request, boost::thread_safe_
   std::int64_t rows = 1;           // dimension 0 of every input; set by the lane
   std::int64_t deadline_ns = kNever;
   ReplySink* sink = nullptr;  // outlives the request
+  std::uint64_t token = 0;    // the front end's own name for it
 
   // Owned by the lane.
   Request* next = nullptr;      // link of the mailbox, then of its bucket

@@ -6,7 +6,7 @@
 //   its own, without warning and without the GIL).
 // Ownership: a slab is out of the pool while any SlabPtr to it lives.  It may outlive the pool.
 // Progress: acquire() and release hold a mutex for a few instructions, once per batch.
-// Invariant: at most `idle_max` slabs lie idle; a slab never returns while a reference is left, whatever the
+// Invariant: there are never more slabs than were out at once at some moment; a slab never returns while a reference is left, whatever the
 //   addresses of a run's outputs say (a variable can adopt the buffer that was fed to it).
 
 #pragma once
@@ -51,7 +51,7 @@ using SlabPtr = std::shared_ptr<Slab>;
 class SlabPool {
  public:
   // `pinner` may be null.
-  SlabPool(std::size_t idle_max, std::shared_ptr<SlabPinner> pinner);
+  explicit SlabPool(std::shared_ptr<SlabPinner> pinner);
 
   // A slab of at least `bytes`; nullptr where memory is out.
   SlabPtr acquire(std::size_t bytes);

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `headrace` command: its arguments, and one clear line for every error.
+
+Flags are made from the options and spelt as TensorFlow Serving spells them: `--x=v`, `--x v`, and for true-or-false
+options `--x`, `--x=true` and `--x=false`; `--max-batch-size` is `--max_batch_size`.  The last one given wins.
+Exit codes: 0, 1 for what went wrong while running, 2 for a wrong command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headrace.config import BatchingOptions, Option, ServeOptions, options_of
+from headrace.errors import HeadraceError, InvalidArgument
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+TRUE = ("true", "t", "yes", "1")
+FALSE = ("false", "f", "no", "0")
+
+DESCRIPTION = "Serves TensorFlow models, gathering small requests into full batches."
+SERVE_DESCRIPTION = """
+Serves a SavedModel as tensorflow.serving.PredictionService over gRPC.
+
+  headrace serve models/digits                        models/digits/1, models/digits/2 ...: the highest version
+  headrace serve models/digits/1 --port=9000          this version, as model digits
+  headrace serve --model_name=digits --model_base_path=/models/digits --port=8500
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _run(arguments)
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except BrokenPipeError:
+        # Whoever read our output has gone; nor may the flush at exit complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        parsed = vars(_parser().parse_args(_as_argparse_wants(arguments)))
+        command: Callable[[dict[str, Any]], Callable[[], int]] = parsed.pop("command")
+        run = command(parsed)
+    except InvalidArgument as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    code = run()
+    sys.stdout.flush()
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line and is ours to print."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgument(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="headrace", description=DESCRIPTION, allow_abbrev=False)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model",
+        description=SERVE_DESCRIPTION,
+        usage="headrace serve [PATH] [--flag=value ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.set_defaults(command=_serve)
+    serve.add_argument("path", nargs="?", metavar="PATH", help="the model's directory; its name becomes the model's")
+    for owner in (ServeOptions, BatchingOptions):
+        for option in options_of(owner):
+            if option.about.flag:
+                _add_flag(serve, option)
+
+    demo = commands.add_parser(
+        "demo",
+        help="train a small model, serve it with and without batching and show the difference",
+        description="Trains a small model on handwritten digits, serves it with and without batching, shows both.",
+        allow_abbrev=False,
+    )
+    demo.set_defaults(command=_demo)
+    demo.add_argument("--keep", action="store_true", help="keep serving the model afterwards, until Ctrl-C")
+    return parser
+
+
+def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
+    about = option.about
+    default = about.default or (str(option.default).lower() if option.type is bool else str(option.default))
+    text = about.help + (f" (default: {default})" if default else "")
+    names = [f"--{name}" for name in (option.name, *about.aliases)]
+    placeholder = about.unit.upper() or {int: "N", float: "X", str: "TEXT"}.get(option.type)
+    shape: dict[str, Any] = {"type": option.type, "metavar": placeholder}
+    if about.choices:
+        shape = {"choices": about.choices}
+    elif option.type is bool:
+        shape = {"type": _truth, "metavar": "true|false", "nargs": "?", "const": True}
+    parser.add_argument(*names, dest=option.name, default=argparse.SUPPRESS, help=text, **shape)
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in TRUE + FALSE:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() in TRUE
+
+
+def _as_argparse_wants(arguments: Sequence[str]) -> list[str]:
+    """Underscores for dashes in names, and `--x` as `--x=true` unless true or false follows: it never takes a path."""
+    switches = {o.name for owner in (ServeOptions, BatchingOptions) for o in options_of(owner) if o.type is bool}
+    wanted = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        spelt, equals, value = argument.partition("=")
+        if spelt.startswith("--"):
+            name = spelt[2:].replace("-", "_")
+            bare_switch = name in switches and not equals and following not in ("true", "false")
+            wanted.append(f"--{name}=true" if bare_switch else f"--{name}{equals}{value}")
+        else:
+            wanted.append(argument)
+    return wanted
+
+
+def _serve(given: dict[str, Any]) -> Callable[[], int]:
+    path = given.pop("path")
+    if path is not None:
+        if "model_base_path" in given:
+            raise InvalidArgument("PATH and --model_base_path both name a model's directory; give one of them")
+        given["model_base_path"] = path
+        given.setdefault("model_name", _name_of(path))
+    if not given.get("model_base_path"):
+        raise InvalidArgument("no model to serve: give its directory, as in: headrace serve models/digits")
+    batching = {option.name for option in options_of(BatchingOptions)}
+    options = ServeOptions(
+        batching=BatchingOptions(**{name: value for name, value in given.items() if name in batching}),
+        **{name: value for name, value in given.items() if name not in batching},
+    )
+
+    def run() -> int:
+        from headrace.server.serve import serve
+
+        return serve(options)
+
+    return run
+
+
+def _name_of(path: str) -> str:
+    """A model is called what its directory is called, but for version numbers: models/digits/3 is digits."""
+    names = [name for name in Path(path).absolute().parts[1:] if not name.isdecimal()]
+    return names[-1] if names else "default"
+
+
+def _demo(given: dict[str, Any]) -> Callable[[], int]:
+    def run() -> int:
+        from headrace.tools import demo
+
+        return demo.run(keep=given["keep"])
+
+    return run

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine: the models that are loaded, with everything native that serves them, and the one way to shut all of it down."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from headrace import _core
+from headrace.config import BatchingOptions
+from headrace.errors import FailedPrecondition
+from headrace.executors import Function, PythonExecutors
+from headrace.model import LoadedModel
+
+# How long the end of the process waits for callables that still run.
+EXIT_JOIN_S = 5.0
+
+# Bytes of one value, by tensorflow.DataType's number; strings have no fixed size.
+VALUE_BYTES = {
+    1: 4, 2: 8, 3: 4, 4: 1, 5: 2, 6: 1, 8: 8, 9: 8, 10: 1, 14: 2, 17: 2, 18: 16, 19: 2, 22: 4, 23: 8
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model version that is being served."""
+
+    native: _core.Model
+    lanes: Mapping[str, _core.Lane]
+    executors: PythonExecutors | None  # None: native ones
+
+
+class Engine:
+    """Serves models until close().
+
+    Thread safety: add() and close() from any thread, one at a time.  In a forked child every call is an error, except
+    close(), which does nothing there: the threads have stayed with the parent.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._timer = _core.Timer()
+        self._router = _core.Router()
+        self._models: list[ServedModel] = []
+        self._closed = False
+        atexit.register(self._close_at_exit)
+
+    @property
+    def router(self) -> _core.Router:
+        """What finds the lane of a request."""
+        self._check_usable()
+        return self._router
+
+    def lanes(self) -> Iterator[tuple[str, _core.Lane]]:
+        """Every lane with its name, "digits/serving_default"."""
+        for model in self._models:
+            for name, lane in model.lanes.items():
+                yield f"{model.native.name}/{name}", lane
+
+    def add(self, loaded: LoadedModel, options: BatchingOptions, *, executor: str = "native") -> list[str]:
+        """Serves a loaded model, by native executors or Python ones; returns in words how, for the log."""
+        self._check_usable()
+        native = _core.Model(loaded.name, loaded.version, self._timer)
+        lanes = {}
+        lines = []
+        for name, found in loaded.signatures.items():
+            fitted = options.fitted(row_bytes(found.signature))
+            batched = found.batched and options.enable_batching
+            lanes[name] = native.add_lane(
+                found.signature,
+                fitted.lane_options(batched=batched),
+                found.runner if executor == "native" else None,
+                loaded.pinner,
+            )
+            why = found.why if options.enable_batching else "enable_batching is false"
+            lines.append(f"{loaded.name}/{name}: " + (fitted.wait_text() if batched else f"not batched: {why}"))
+            if fitted.max_batch_size < options.max_batch_size:
+                lines.append(
+                    f"{loaded.name}/{name}: max_batch_size lowered from {options.max_batch_size} to "
+                    f"{fitted.max_batch_size}, which fill {options.slab_bytes_max} bytes"
+                )
+        threads = options.batch_threads(gpu=loaded.gpu)
+        executors = None
+        if executor == "native":
+            native.start(threads)
+        else:
+            functions = {name: loaded.python_callable(name) for name in lanes}
+            executors = PythonExecutors(native, functions, threads)
+            executors.start()
+        self._serve(ServedModel(native, lanes, executors))
+        return lines
+
+    def add_functions(
+        self,
+        name: str,
+        functions: Mapping[str, tuple[_core.Signature, Function]],
+        options: BatchingOptions,
+    ) -> ServedModel:
+        """Serves Python functions over batches as the signatures of a model of version 1."""
+        self._check_usable()
+        native = _core.Model(name, 1, self._timer)
+        lanes = {
+            key: native.add_lane(
+                signature,
+                options.fitted(row_bytes(signature)).lane_options(batched=options.enable_batching),
+            )
+            for key, (signature, _) in functions.items()
+        }
+        executors = PythonExecutors(
+            native, {key: function for key, (_, function) in functions.items()}, options.num_batch_threads or 1
+        )
+        executors.start()
+        return self._serve(ServedModel(native, lanes, executors))
+
+    def close(self, drain_s: float) -> bool:
+        """Refuses new requests, answers those that wait within `drain_s` seconds, the rest with UNAVAILABLE, and stops.
+
+        False if something that ran had not returned by then and was left behind.
+        """
+        if self._closed or os.getpid() != self._process:
+            return True
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        return self._stop(drain_s, join_s=0.0)
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._process and not self._closed:
+            self._closed = True
+            self._stop(0.0, join_s=EXIT_JOIN_S)
+
+    def _stop(self, drain_s: float, *, join_s: float) -> bool:
+        drain_until = time.monotonic() + drain_s
+        ended = [model.native.close(max(0.0, drain_until - time.monotonic())) for model in self._models]
+        join_until = time.monotonic() + join_s
+        executors = [model.executors for model in self._models if model.executors is not None]
+        ended += [each.join(max(0.0, join_until - time.monotonic())) for each in executors]
+        self._timer.close()
+        return all(ended)
+
+    def _serve(self, model: ServedModel) -> ServedModel:
+        self._models.append(model)
+        self._router.add(model.native)
+        return model
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise FailedPrecondition(
+                f"this engine belongs to process {self._process}, and its threads stayed there when process"
+                f" {os.getpid()} was forked: make one after the fork"
+            )
+        if self._closed:
+            raise FailedPrecondition("the engine is closed")
+
+
+def row_bytes(signature: _core.Signature) -> int:
+    """Bytes of one row of the signature's inputs, as far as their shapes and dtypes fix it."""
+    total = 0
+    for spec in signature.inputs:
+        dimensions = (spec.shape or [])[1:]
+        value_bytes = VALUE_BYTES.get(spec.dtype, 0)
+        if spec.shape and min(dimensions, default=1) >= 0:
+            row = value_bytes
+            for dimension in dimensions:
+                row *= dimension
+            total += row
+    return total

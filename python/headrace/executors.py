@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python executors: threads that run the batches of one model through Python functions.
+
+No C++ frame lies under a function: a thread takes a batch from the core, runs the function, gives the outputs back.
+They are daemon threads, so that a function that never returns keeps no process alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace import _core
+from headrace.errors import Code, HeadraceError, InvalidArgument
+
+logger = logging.getLogger("headrace")
+
+# Arrays by input name to arrays in the order of the signature's outputs.
+Function = Callable[[Mapping[str, NDArray[Any]]], Sequence[NDArray[Any]]]
+
+
+class PythonExecutors:
+    """`count` threads that serve `model`'s lanes; `functions` has one function for each signature name."""
+
+    def __init__(self, model: _core.Model, functions: Mapping[str, Function], count: int) -> None:
+        self._model = model
+        self._functions = functions
+        self._complained = False
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"headrace-exec-{i}", daemon=True) for i in range(count)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the threads of a closed model; whether all have ended within `timeout_s` seconds."""
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _serve(self) -> None:
+        while (batch := self._model.next()) is not None:
+            self._run(batch)
+
+    def _run(self, batch: _core.Batch) -> None:
+        name = batch.lane.signature.name
+        try:
+            outputs = self._functions[name](batch.inputs)
+            _check_rows(batch, outputs)
+            batch.finish(outputs)
+        except HeadraceError as error:
+            batch.fail(error.code, error.message)
+        except _core.StatusError as error:
+            batch.fail(error.code, error.message)
+        except BaseException as error:  # noqa: BLE001  whatever a function raises, its requests get an answer
+            self._complain(name, error)
+            batch.fail(Code.UNKNOWN, f"{type(error).__name__}: {error}")
+
+    def _complain(self, name: str, error: BaseException) -> None:
+        """Logs the first exception with its traceback, which clients do not see."""
+        if not self._complained:
+            self._complained = True
+            logger.error("%s/%s raised:", self._model.name, name, exc_info=error)
+
+
+def _check_rows(batch: _core.Batch, outputs: Sequence[NDArray[Any]]) -> None:
+    """Raises InvalidArgument if there is another number of outputs, or of rows in one, than there must be."""
+    lane = batch.lane
+    specs = lane.signature.outputs
+    if len(outputs) != len(specs):
+        raise InvalidArgument(f"{lane.signature.name} returned {len(outputs)} outputs; it has {len(specs)}")
+    inputs = batch.inputs.values()
+    if not lane.options.batched or any(value.ndim == 0 for value in inputs):
+        return  # runs alone, and its outputs need not have a batch dimension
+    for spec, output in zip(specs, outputs, strict=True):
+        shape = np.shape(output)
+        if shape[:1] != (batch.rows,):
+            got = f"{shape[0]} rows" if shape else "a scalar"
+            raise InvalidArgument(
+                f'{lane.signature.name} returned {got} for output "{spec.name}"; its inputs have {batch.rows} rows'
+            )
