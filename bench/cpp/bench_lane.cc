@@ -97,10 +97,22 @@ void floor(benchmark::State& state) {
   });
 }
 
-BENCHMARK(submit_to_reply)->Name("lane/submit_to_reply/headrace")->ArgName("in_flight")->UseManualTime()
-    ->Arg(1)->Arg(64)->Arg(512);
-BENCHMARK(floor)->Name("lane/submit_to_reply/floor")->ArgName("in_flight")->UseManualTime()
-    ->Arg(1)->Arg(64)->Arg(512);
+BENCHMARK(submit_to_reply)
+    ->Name("lane/submit_to_reply/headrace")
+    ->ArgName("in_flight")
+    ->UseManualTime()
+    ->MeasureProcessCPUTime()
+    ->Arg(1)
+    ->Arg(64)
+    ->Arg(512);
+BENCHMARK(floor)
+    ->Name("lane/submit_to_reply/floor")
+    ->ArgName("in_flight")
+    ->UseManualTime()
+    ->MeasureProcessCPUTime()
+    ->Arg(1)
+    ->Arg(64)
+    ->Arg(512);
 
 }  // namespace
 }  // namespace headrace

@@ -90,10 +90,15 @@ void push_and_take(benchmark::State& state) {
   }
 }
 
-#define HEADRACE_QUEUE(Queue, name)                                                                          \
-  BENCHMARK(push<Queue>)->Name("mailbox/push/" name)->UseManualTime();                                       \
-  BENCHMARK(push_and_take<Queue>)->Name("mailbox/push_and_take/" name)->ArgName("producers")->UseManualTime() \
-      ->Arg(1)->Arg(2)->Arg(4)
+#define HEADRACE_QUEUE(Queue, name)                                    \
+  BENCHMARK(push<Queue>)->Name("mailbox/push/" name)->UseManualTime(); \
+  BENCHMARK(push_and_take<Queue>)                                      \
+      ->Name("mailbox/push_and_take/" name)                            \
+      ->ArgName("producers")                                           \
+      ->UseManualTime()                                                \
+      ->Arg(1)                                                         \
+      ->Arg(2)                                                         \
+      ->Arg(4)
 
 HEADRACE_QUEUE(OurMailbox, "headrace");
 HEADRACE_QUEUE(rivals::ConcurrentQueue, "moodycamel");

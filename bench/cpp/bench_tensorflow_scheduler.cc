@@ -99,11 +99,23 @@ void push(benchmark::State& state) {
   }
 }
 
-BENCHMARK(submit_to_reply)->Name("lane/submit_to_reply/shared_batch_scheduler")->ArgName("in_flight")->UseManualTime()
-    ->Arg(1)->Arg(64)->Arg(512);
-BENCHMARK(submit_to_reply_blocking)->Name("lane/submit_to_reply/shared_batch_scheduler_blocking")->ArgName("in_flight")
-    ->UseManualTime()->Arg(1)->Arg(64)->Arg(512);
-BENCHMARK(push)->Name("mailbox/push/shared_batch_scheduler")->UseManualTime();
+BENCHMARK(submit_to_reply)
+    ->Name("lane/submit_to_reply/shared_batch_scheduler")
+    ->ArgName("in_flight")
+    ->UseManualTime()
+    ->MeasureProcessCPUTime()
+    ->Arg(1)
+    ->Arg(64)
+    ->Arg(512);
+BENCHMARK(submit_to_reply_blocking)
+    ->Name("lane/submit_to_reply/shared_batch_scheduler_blocking")
+    ->ArgName("in_flight")
+    ->UseManualTime()
+    ->MeasureProcessCPUTime()
+    ->Arg(1)
+    ->Arg(64)
+    ->Arg(512);
+BENCHMARK(push)->Name("mailbox/push/shared_batch_scheduler")->UseManualTime()->MeasureProcessCPUTime();
 
 }  // namespace
 }  // namespace headrace

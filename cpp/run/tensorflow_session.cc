@@ -15,6 +15,8 @@ namespace {
 // What TensorFlow gets for a tensor without bytes, since it wants an address.
 alignas(kSlabAlignment) std::byte no_bytes[kSlabAlignment];
 
+constexpr int kRefTypes = 100;  // DT_FLOAT_REF is 101
+
 using Keeper = std::shared_ptr<const void>;
 
 void drop_keeper(void* /*data*/, std::size_t /*bytes*/, void* keeper) { delete static_cast<Keeper*>(keeper); }
@@ -158,6 +160,10 @@ Status TensorFlowSession::find(const std::string& tensor_name, TF_Output* out) c
     return NotFound("the graph has no tensor \"" + tensor_name + "\"");
   *out = {operation, index};
   return {};
+}
+
+DType TensorFlowSession::type(TF_Output tensor) const {
+  return static_cast<DType>(library_->api().TF_OperationOutputType(tensor) % kRefTypes);
 }
 
 Status TensorFlowSession::run(std::span<const TF_Output> inputs, std::span<const TensorView> values,

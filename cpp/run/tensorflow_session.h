@@ -41,7 +41,8 @@ class TensorFlowSession {
 
   // The tensor "operation:index" of the graph; NOT_FOUND where there is none.
   Status find(const std::string& tensor_name, TF_Output* out) const;
-  DType type(TF_Output tensor) const { return static_cast<DType>(library_->api().TF_OperationOutputType(tensor)); }
+  // Of what a fetch of it gives: a reference to a float is a float.
+  DType type(TF_Output tensor) const;
 
   // Runs the graph: feeds `values[i]` as `inputs[i]` and fetches `outputs`, which are distinct and not fed.
   // TensorFlow reads the values' own memory where it is 64-byte aligned, and drops its copy of `keeper` when nothing

@@ -298,8 +298,10 @@ Status PredictRequest::encode(std::span<const TensorView> outputs) {
   std::size_t total = 0;
   for (std::uint32_t i : outputs_) {
     const TensorView& tensor = outputs[i];
-    if (!dtype_is_served(tensor.dtype) || tensor.elements() < 0 ||
-        tensor.bytes != static_cast<std::size_t>(tensor.elements()) * dtype_bytes(tensor.dtype)) {
+    const std::int64_t elements = tensor.elements();
+    if (!dtype_is_served(tensor.dtype) || elements < 0 ||
+        (tensor.dtype != DType::kString &&
+         tensor.bytes != static_cast<std::size_t>(elements) * dtype_bytes(tensor.dtype))) {
       return Internal("output \"" + signature_->outputs[i].name + "\" is " + std::to_string(tensor.bytes) +
                       " bytes of " + std::string(dtype_name(tensor.dtype)) + shape_text(tensor.shape));
     }

@@ -8,8 +8,6 @@ namespace {
 // protobuf's default recursion limit; deeper groups are refused.
 constexpr int kGroupDepthMax = 100;
 
-constexpr int kTagBytesMax = 5;
-
 bool is_continuation(char c) { return (static_cast<std::uint8_t>(c) & 0xC0) == 0x80; }
 
 }  // namespace
@@ -27,47 +25,6 @@ bool read_long_varint(const char** position, const char* end, std::uint64_t* val
     }
   }
   return false;
-}
-
-bool FieldReader::next(Field* field) {
-  if (!ok_ || position_ == end_) return false;
-  if (!read_tag(&field->tag) || field->number() == 0) return fail();
-  if (field->type() == WireType::kGroup) {
-    field->bytes = {};
-    return skip_group(field->number()) || fail();
-  }
-  return read_payload(field) || fail();
-}
-
-bool FieldReader::read_tag(std::uint32_t* tag) {
-  const char* begin = position_;
-  std::uint64_t value;
-  if (!read_varint(&position_, end_, &value) || position_ - begin > kTagBytesMax) return false;
-  *tag = static_cast<std::uint32_t>(value);
-  return true;
-}
-
-bool FieldReader::read_payload(Field* field) {
-  std::uint64_t size = 0;
-  switch (field->type()) {
-    case WireType::kVarint:
-      return read_varint(&position_, end_, &field->varint);
-    case WireType::kFixed64:
-      size = 8;
-      break;
-    case WireType::kFixed32:
-      size = 4;
-      break;
-    case WireType::kBytes:
-      if (!read_varint(&position_, end_, &size)) return false;
-      break;
-    default:  // an end without its beginning, and the two wire types that do not exist
-      return false;
-  }
-  if (size > static_cast<std::uint64_t>(end_ - position_)) return false;
-  field->bytes = {position_, static_cast<std::size_t>(size)};
-  position_ += size;
-  return true;
 }
 
 bool FieldReader::skip_group(std::uint32_t number) {

@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -54,18 +55,57 @@ class FieldReader {
   explicit FieldReader(std::string_view message) : position_(message.data()), end_(position_ + message.size()) {}
 
   // Whether there was another field; false at the end and, once and for all, at a malformed field.
-  [[nodiscard]] bool next(Field* field);
+  [[nodiscard]] bool next(Field* field) {
+    if (position_ == end_) return false;
+    return (read_tag(&field->tag) && field->number() != 0 && read_payload(field)) || fail();
+  }
 
   // Whether everything read so far was well formed.
   bool ok() const { return ok_; }
 
  private:
+  static constexpr std::ptrdiff_t kTagBytesMax = 5;
+
   bool fail() {
+    end_ = position_;
     ok_ = false;
     return false;
   }
-  bool read_tag(std::uint32_t* tag);
-  bool read_payload(Field* field);
+
+  bool read_tag(std::uint32_t* tag) {
+    const char* const begin = position_;
+    std::uint64_t value;
+    if (!read_varint(&position_, end_, &value) || position_ - begin > kTagBytesMax) return false;
+    *tag = static_cast<std::uint32_t>(value);
+    return true;
+  }
+
+  bool read_payload(Field* field) {
+    std::uint64_t size = 0;
+    switch (field->type()) {
+      case WireType::kVarint:
+        return read_varint(&position_, end_, &field->varint);
+      case WireType::kBytes:
+        return read_varint(&position_, end_, &size) && take(size, field);
+      case WireType::kFixed32:
+        return take(4, field);
+      case WireType::kFixed64:
+        return take(8, field);
+      case WireType::kGroup:
+        field->bytes = {};
+        return skip_group(field->number());
+      default:  // an end without its beginning, and the two wire types that do not exist
+        return false;
+    }
+  }
+
+  bool take(std::uint64_t size, Field* field) {
+    if (size > static_cast<std::uint64_t>(end_ - position_)) return false;
+    field->bytes = {position_, static_cast<std::size_t>(size)};
+    position_ += size;
+    return true;
+  }
+
   bool skip_group(std::uint32_t number);
 
   const char* position_;
@@ -79,7 +119,7 @@ class FieldReader {
 bool is_utf8(std::string_view text);
 
 constexpr std::size_t varint_bytes(std::uint64_t value) {
-  return static_cast<std::size_t>(std::bit_width(value | 1) + 6) / 7;
+  return (static_cast<std::size_t>(std::bit_width(value | 1)) * 9 + 64) / 64;  // a seventh, rounded up
 }
 
 // The bytes of a whole field, tag included.
@@ -99,12 +139,23 @@ class FieldWriter {
   FieldWriter& operator=(const FieldWriter&) = delete;
 
   void write_varint(std::uint64_t value) {
-    if (kStageBytes - staged_ < kVarintBytesMax) flush();
-    while (value >= 0x80) {
-      stage_[staged_++] = static_cast<char>(value | 0x80);
-      value >>= 7;
+    write_varints(1, [value](std::size_t) { return value; });
+  }
+
+  // Writes at(0), at(1), ... at(count - 1).
+  template <typename At>
+  void write_varints(std::size_t count, At at) {
+    for (std::size_t i = 0; i < count;) {
+      if (kStageBytes - staged_ < kVarintBytesMax) flush();
+      const std::size_t block_end = std::min(count, i + (kStageBytes - staged_) / kVarintBytesMax);
+      char* out = stage_ + staged_;
+      for (; i < block_end; ++i) {
+        std::uint64_t value = at(i);
+        for (; value >= 0x80; value >>= 7) *out++ = static_cast<char>(value | 0x80);
+        *out++ = static_cast<char>(value);
+      }
+      staged_ = static_cast<std::size_t>(out - stage_);
     }
-    stage_[staged_++] = static_cast<char>(value);
   }
 
   void write_raw(const void* data, std::size_t size) {

@@ -3,10 +3,11 @@
 #include "wire/tensor_proto.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cstring>
 #include <string>
 #include <utility>
+
+#include "wire/value_field.h"
 
 namespace headrace {
 namespace {
@@ -20,75 +21,6 @@ constexpr std::uint32_t kDimNumber = 2;  // of TensorShapeProto
 constexpr std::uint32_t kDimTag = make_tag(kDimNumber, WireType::kBytes);
 constexpr std::uint32_t kDimSizeTag = make_tag(1, WireType::kVarint);
 constexpr std::uint32_t kDimNameTag = make_tag(2, WireType::kBytes);
-
-constexpr std::uint32_t kFloatVal = 5;
-constexpr std::uint32_t kDoubleVal = 6;
-constexpr std::uint32_t kIntVal = 7;
-constexpr std::uint32_t kStringVal = 8;
-constexpr std::uint32_t kScomplexVal = 9;
-constexpr std::uint32_t kInt64Val = 10;
-constexpr std::uint32_t kBoolVal = 11;
-constexpr std::uint32_t kDcomplexVal = 12;
-constexpr std::uint32_t kHalfVal = 13;
-constexpr std::uint32_t kUint32Val = 16;
-constexpr std::uint32_t kUint64Val = 17;
-
-// The field that holds the values of a type.
-constexpr std::uint32_t value_number(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat:
-      return kFloatVal;
-    case DType::kDouble:
-      return kDoubleVal;
-    case DType::kInt32:
-    case DType::kInt16:
-    case DType::kInt8:
-    case DType::kUint16:
-    case DType::kUint8:
-      return kIntVal;
-    case DType::kString:
-      return kStringVal;
-    case DType::kComplex64:
-      return kScomplexVal;
-    case DType::kInt64:
-      return kInt64Val;
-    case DType::kBool:
-      return kBoolVal;
-    case DType::kComplex128:
-      return kDcomplexVal;
-    case DType::kHalf:
-    case DType::kBfloat16:
-      return kHalfVal;
-    case DType::kUint32:
-      return kUint32Val;
-    case DType::kUint64:
-      return kUint64Val;
-    case DType::kInvalid:
-      break;
-  }
-  return 0;
-}
-
-// The wire type of one unpacked value of a field; kBytes for strings and for fields that hold no values.
-constexpr WireType value_type(std::uint32_t number) {
-  switch (number) {
-    case kFloatVal:
-    case kScomplexVal:
-      return WireType::kFixed32;
-    case kDoubleVal:
-    case kDcomplexVal:
-      return WireType::kFixed64;
-    case kIntVal:
-    case kInt64Val:
-    case kBoolVal:
-    case kHalfVal:
-    case kUint32Val:
-    case kUint64Val:
-      return WireType::kVarint;
-    default:
-      return WireType::kBytes;
-  }
-}
 
 bool is_value_field(const Field& field) {
   const std::uint32_t number = field.number();
@@ -129,34 +61,6 @@ std::uint64_t varint_at(const std::byte* data) {
 template <>
 std::uint64_t varint_at<bool>(const std::byte* data) {  // a model may leave any byte in a bool
   return *data != std::byte{0};
-}
-
-// Calls visit with a value of the C++ type that a varint-encoded dtype has in memory.
-template <typename Visit>
-auto with_element_type(DType dtype, Visit visit) {
-  switch (dtype) {
-    case DType::kInt32:
-      return visit(std::int32_t{});
-    case DType::kInt16:
-      return visit(std::int16_t{});
-    case DType::kInt8:
-      return visit(std::int8_t{});
-    case DType::kUint8:
-      return visit(std::uint8_t{});
-    case DType::kUint16:
-    case DType::kHalf:
-    case DType::kBfloat16:
-      return visit(std::uint16_t{});
-    case DType::kBool:
-      return visit(bool{});
-    case DType::kUint32:
-      return visit(std::uint32_t{});
-    case DType::kInt64:
-      return visit(std::int64_t{});
-    default:
-      assert(dtype == DType::kUint64);
-      return visit(std::uint64_t{});
-  }
 }
 
 // Reads varints into out[*count, elements); false where one is malformed.
@@ -454,7 +358,7 @@ void write_tensor_proto(const TensorView& tensor, const TensorProtoSize& size, F
   }
   with_element_type(tensor.dtype, [&](auto element) {
     using T = decltype(element);
-    for (std::size_t i = 0; i < elements; ++i) writer->write_varint(varint_at<T>(tensor.data + i * sizeof(T)));
+    writer->write_varints(elements, [&](std::size_t i) { return varint_at<T>(tensor.data + i * sizeof(T)); });
   });
 }
 

@@ -9,6 +9,7 @@ Exit codes: 0, 1 for what went wrong while running, 2 for a wrong command line.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -124,7 +125,7 @@ def _as_argparse_wants(arguments: Sequence[str]) -> list[str]:
     """Underscores for dashes in names, and `--x` as `--x=true` unless true or false follows: it never takes a path."""
     switches = {o.name for owner in (ServeOptions, BatchingOptions) for o in options_of(owner) if o.type is bool}
     wanted = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         spelt, equals, value = argument.partition("=")
         if spelt.startswith("--"):
             name = spelt[2:].replace("-", "_")

@@ -15,7 +15,9 @@ from headrace.errors import FailedPrecondition
 from headrace.executors import Function, PythonExecutors
 from headrace.model import LoadedModel
 
-# How long the end of the process waits for callables that still run.
+# How long Python executors may take to leave: after close(), where they have nothing left to run, and at the end of the
+# process, where they may.
+LEAVE_S = 1.0
 EXIT_JOIN_S = 5.0
 
 # Bytes of one value, by tensorflow.DataType's number; strings have no fixed size.
@@ -75,8 +77,10 @@ class Engine:
                 found.runner if executor == "native" else None,
                 loaded.pinner,
             )
-            why = found.why if options.enable_batching else "enable_batching is false"
-            lines.append(f"{loaded.name}/{name}: " + (fitted.wait_text() if batched else f"not batched: {why}"))
+            if batched:
+                lines.append(f"{loaded.name}/{name}: {fitted.wait_text()}")
+            elif not options.enable_batching:
+                lines.append(f"{loaded.name}/{name}: not batched (enable_batching is false)")
             if fitted.max_batch_size < options.max_batch_size:
                 lines.append(
                     f"{loaded.name}/{name}: max_batch_size lowered from {options.max_batch_size} to "
@@ -124,7 +128,7 @@ class Engine:
             return True
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        return self._stop(drain_s, join_s=0.0)
+        return self._stop(drain_s, join_s=LEAVE_S)
 
     def _close_at_exit(self) -> None:
         if os.getpid() == self._process and not self._closed:

@@ -97,7 +97,7 @@ def find_version(path: str | os.PathLike[str], name: str | None = None) -> Versi
     is version 1.  The model's name is `name`, or that of the last directory of `path` that is not a version.
     Raises NotFound, PermissionDenied or InvalidArgument.
     """
-    base = Path(os.path.abspath(path))
+    base = Path(os.path.abspath(path))  # noqa: PTH100  a link is a name of its own
     named = name or _model_name(base)
     entries = _entries(base)
     if any(file in entries for file in SAVED_MODEL):
@@ -128,7 +128,7 @@ def _model_name(path: Path) -> str:
 
 def _entries(directory: Path) -> list[str]:
     try:
-        entries = os.listdir(directory)
+        entries = [entry.name for entry in directory.iterdir()]
     except FileNotFoundError:
         raise NotFound(f"{directory}: no such directory") from None
     except NotADirectoryError:

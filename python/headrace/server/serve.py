@@ -121,10 +121,15 @@ def _listen(engine: Engine, options: ServeOptions) -> tuple[Health, GrpcServer, 
 
 def _set_up_process() -> None:
     """What only a command may do to its process."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     logging.raiseExceptions = False  # a reader of the log who goes away is no reason to complain
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC has to say of a taken port we say in one line
+    # What the libraries have to say of a taken port or a missing GPU, we say in one line.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def _exit_now(code: int) -> NoReturn:

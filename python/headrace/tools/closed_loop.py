@@ -42,7 +42,7 @@ async def closed_loop(address: str, requests: Sequence[bytes], *, in_flight: int
     numbers = iter(range(1 << 62))
 
     async with grpc.aio.insecure_channel(address) as channel:
-        predict = channel.unary_unary(PREDICT)
+        predict: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(PREDICT)
         await asyncio.wait_for(channel.channel_ready(), timeout=30)
         start = time.perf_counter()
 

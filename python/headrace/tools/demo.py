@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import HeadraceError
 from headrace.proto import message_class
+from headrace.server.ports import check_port
 from headrace.tools.closed_loop import Round, closed_loop
 from headrace.tools.report import bar_chart, columns, size_classes, styled
 from headrace.tools.served import BatchRun, Served, ServerFailed
@@ -35,6 +38,10 @@ IN_FLIGHT = 64
 ROUNDS = 3
 ROUND_SECONDS = 2.0
 SPEEDUP_MIN = 2.0
+
+# The same for both: one model call at a time, and on the CPU, where a call of one row is slower than any transport.
+COMPARED_FLAGS = ("--num_batch_threads=1",)
+CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 class DemoFailed(Exception):
@@ -68,6 +75,8 @@ def run(*, keep: bool = False, port: int = 8500) -> int:
             if importlib.util.find_spec(package) is None:
                 name = {"sklearn": "scikit-learn"}.get(package, package)
                 raise DemoFailed(f"needs {name}: {sys.executable} -m pip install {name}")
+        if keep:
+            check_free(port)
         with contextlib.ExitStack() as cleanup:
             models = Path("models") if keep else Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
             model = models / "digits"
@@ -82,6 +91,14 @@ def run(*, keep: bool = False, port: int = 8500) -> int:
     return 0
 
 
+def check_free(port: int) -> None:
+    """Raises DemoFailed, before anything is trained, if the model could not be served on `port` in the end."""
+    try:
+        check_port("0.0.0.0", port)
+    except HeadraceError as error:
+        raise DemoFailed(f"cannot serve on {error.message.partition(';')[0]}") from None
+
+
 def compare(model: Path) -> None:
     """Trains the model, measures both modes in alternation and prints them.  Raises DemoFailed where one falls short."""
     say(f"Training a {'-'.join(map(str, LAYER_UNITS))} network on scikit-learn's handwritten digits ...")
@@ -90,7 +107,10 @@ def compare(model: Path) -> None:
 
     say("Serving it twice: as it is, and with --enable_batching=false ...")
     rounds: dict[str, list[Measured]] = {"unbatched": [], "batched": []}
-    with Served(model, "--enable_batching=false") as unbatched, Served(model) as batched:
+    with (
+        Served(model, *COMPARED_FLAGS, "--enable_batching=false", environment=CPU_ONLY) as unbatched,
+        Served(model, *COMPARED_FLAGS, environment=CPU_ONLY) as batched,
+    ):
         servers = {"unbatched": unbatched, "batched": batched}
         for server in servers.values():
             server.wait_ready(timeout_s=60)
@@ -158,7 +178,7 @@ def train(model: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     with tempfile.TemporaryDirectory() as scratch:
         held_out = Path(scratch) / "held_out.npz"
         command = [sys.executable, "-m", __name__, str(model), str(held_out)]
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **CPU_ONLY}
         trainer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if trainer.returncode != 0:
             raise DemoFailed(f"training failed:\n{trainer.stderr.rstrip()}")
@@ -183,7 +203,7 @@ def train_and_export(model: Path, held_out: Path) -> None:
     class Network(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            sizes = list(zip(LAYER_UNITS[:-1], LAYER_UNITS[1:], strict=True))
+            sizes = list(itertools.pairwise(LAYER_UNITS))
             self.weights = [
                 tf.Variable(random.normal(0.0, (2.0 / wide) ** 0.5, (wide, narrow)), dtype=tf.float32)
                 for wide, narrow in sizes
@@ -258,6 +278,7 @@ def client_call(port: int) -> str:
     return f"""\
 {sys.executable} - <<'EOF'
 import grpc
+from headrace.errors import HeadraceError
 from headrace.proto import message_class
 
 request = message_class("tensorflow.serving.PredictRequest")()

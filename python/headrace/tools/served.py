@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -53,11 +55,17 @@ def free_port() -> int:
 class Served:
     """A server of one model on a free port of 127.0.0.1; a context manager that stops it at the end."""
 
-    def __init__(self, model: Path, *flags: str) -> None:
+    def __init__(self, model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         command = [sys.executable, "-m", "headrace", "serve", str(model), f"--port={port}", "--log_batches", *flags]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **(environment or {})},
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
         self._changed = threading.Condition()  # guards all that follows
         self._batches: list[BatchRun] = []
         self._last_lines: deque[str] = deque(maxlen=10)
@@ -79,6 +87,8 @@ class Served:
             self._process.kill()
             self._process.wait()
         self._log_reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Returns once the server accepts gRPC connections.  Raises ServerFailed if it ends or takes longer."""
@@ -108,7 +118,8 @@ class Served:
     def failure(self, what: str) -> ServerFailed:
         """An error that says `what` and shows the end of the server's log."""
         with self._changed:
-            return ServerFailed("\n".join([f"{what}; the end of its log:", *(f"    {line}" for line in self._last_lines)]))
+            last_lines = [f"    {line}" for line in self._last_lines]
+        return ServerFailed("\n".join([f"{what}; the end of its log:", *last_lines]))
 
     def _logged_requests(self) -> int:
         return sum(batch.requests for batch in self._batches)

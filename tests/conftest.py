@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of every kind share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).with_name("models.py")
+
+
+@pytest.fixture(scope="session")
+def saved_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the SavedModels of models.py: NAME/1 each."""
+    root = tmp_path_factory.mktemp("models")
+    made = subprocess.run([sys.executable, MODELS, root], capture_output=True, text=True, timeout=300, check=False)
+    assert made.returncode == 0, made.stderr
+    return root
