@@ -41,7 +41,10 @@ Lane::~Lane() {
 
 Status Lane::submit(const RequestPtr& request) {
   Status status = admit(*request);
-  if (status.ok() && answer_empty(request)) return {};
+  if (status.ok() && request->rows == 0) {
+    if (answer_empty(request)) return {};
+    request->alone = true;  // only a run knows the outputs; like any other it takes a place in the queue
+  }
   if (status.ok()) status = reserve(*request);
   if (!status.ok()) {
     ++(status.code() == Code::kUnavailable ? stats_.rejected : stats_.invalid);
@@ -83,9 +86,9 @@ Status Lane::admit(Request& request) {
   return {};
 }
 
-// Zero rows in, zero rows out, without a run; false where the request has rows or the outputs' types are not known.
+// Zero rows in, zero rows out, without a run; false where the lane is not batched or the outputs' types are not known.
 bool Lane::answer_empty(const RequestPtr& request) {
-  if (request->alone || request->rows != 0) return false;
+  if (request->alone) return false;
   static constexpr std::byte kNothing{};
   static constexpr std::string_view kNoStrings[1];
   std::vector<TensorView> outputs;
@@ -144,6 +147,7 @@ void Lane::enqueue(const RequestPtr& request) {
   if (!waits || waiting_rows_.load() >= options_.policy.max_batch_size || group_.closing.load())
     group_.parking.wake_one();
   if (due_ns != kNever) group_.timer.call_by(*this, due_ns);
+  if (abandoned_.load()) abandon();  // it may have swept before the push
 }
 
 // ---- Stages 4-7: form, gather, run, reply ---------------------------------------------------------------------------
@@ -161,15 +165,16 @@ std::unique_ptr<Batch> Lane::next() {
   const bool closing = group_.closing.load();
   std::vector<RequestPtr> expired;
   Scheduler::Formed formed;
-  bool more = false;
+  Scheduler::Head rest;
   {
     std::lock_guard lock(mutex_);
     expired = refresh(now_ns);
     formed = scheduler_.form(now_ns, closing);
     if (formed.batch != nullptr) running_.push_back(formed.batch.get());
-    more = scheduler_.head(now_ns, closing).arrival_ns != kNever;
+    rest = scheduler_.head(now_ns, closing);
   }
-  if (more) group_.parking.wake_one();
+  if (rest.arrival_ns != kNever) group_.parking.wake_one();
+  call_for_window(rest);
   if (formed.batch != nullptr)
     for (const Slot& slot : formed.batch->slots()) leave_queue(*slot.request);
   answer_expired(expired);
@@ -205,8 +210,14 @@ std::int64_t Lane::oldest_eligible_arrival_ns() {
     expired = refresh(now_ns);
     head = scheduler_.head(now_ns, group_.closing.load());
   }
+  call_for_window(head);
   answer_expired(expired);
   return head.arrival_ns;
+}
+
+// The timer may have come for this window while an older one was eligible: whoever looked last calls it again.
+void Lane::call_for_window(const Scheduler::Head& head) {
+  if (head.next_eligible_at_ns != kNever) group_.timer.call_by(*this, head.next_eligible_at_ns);
 }
 
 // Empties the mailbox and unlinks what was answered meanwhile; hands out what expired.  REQUIRES: mutex_ held.
@@ -286,8 +297,7 @@ std::int64_t Lane::on_timer(std::int64_t now_ns) {
   answer_expired(expired);
   for (const RequestPtr& request : late)
     answer_early(request, DeadlineExceeded("Run() timeout exceeded while the batch was running"), stats_.expired);
-  const std::int64_t look_ns = std::max(deadline_ns, after_ns(now_ns, kDeadlineGrainNs));
-  return head.eligible_at_ns > now_ns ? std::min(look_ns, head.eligible_at_ns) : look_ns;
+  return std::min(std::max(deadline_ns, after_ns(now_ns, kDeadlineGrainNs)), head.next_eligible_at_ns);
 }
 
 // ---- The end --------------------------------------------------------------------------------------------------------
@@ -304,10 +314,12 @@ bool Lane::wait_drained(std::int64_t timeout_ns) {
     std::lock_guard lock(mutex_);
     signal_if_drained();
   }
-  return drained_future_.wait_for(std::chrono::nanoseconds(timeout_ns)) == std::future_status::ready;
+  const std::int64_t wait_ns = std::min(timeout_ns, kNever / 2);  // it is added to the system's time
+  return drained_future_.wait_for(std::chrono::nanoseconds(wait_ns)) == std::future_status::ready;
 }
 
 void Lane::abandon() {
+  abandoned_.store(true);  // before the mailbox is emptied: who pushes later sees it
   std::vector<RequestPtr> left;
   {
     std::lock_guard lock(mutex_);

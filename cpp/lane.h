@@ -107,6 +107,7 @@ class Lane final : public TimerClient {
   bool answer_early(const RequestPtr& request, Status status, Counter& counter);
   void answer_expired(const std::vector<RequestPtr>& expired);
   void leave_queue(const Request& request);
+  void call_for_window(const Scheduler::Head& head);
   std::vector<RequestPtr> refresh(std::int64_t now_ns);
   void signal_if_drained();
   void log(const Batch& batch) const;
@@ -122,6 +123,7 @@ class Lane final : public TimerClient {
   Mailbox<Request> mailbox_;
   alignas(kCacheLine) std::atomic<std::int64_t> waiting_rows_{0};
   std::atomic<bool> cancelled_{false};  // somebody cancelled a request that may still be linked
+  std::atomic<bool> abandoned_{false};  // nothing will run any more
 
   std::mutex mutex_;
   Scheduler scheduler_;          // guarded by mutex_

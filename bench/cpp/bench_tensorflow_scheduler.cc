@@ -115,7 +115,7 @@ BENCHMARK(submit_to_reply_blocking)
     ->Arg(1)
     ->Arg(64)
     ->Arg(512);
-BENCHMARK(push)->Name("mailbox/push/shared_batch_scheduler")->UseManualTime()->MeasureProcessCPUTime();
+BENCHMARK(push)->Name("mailbox/push/shared_batch_scheduler")->UseManualTime();
 
 }  // namespace
 }  // namespace headrace

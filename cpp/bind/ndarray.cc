@@ -48,7 +48,8 @@ constexpr std::array<NumpyType, 15> kNumpyTypes = {{
 py::dtype bfloat16_dtype() {
   PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dtype> stored;
   return stored
-      .call_once_and_store_result([] { return py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16")); })
+      .call_once_and_store_result(
+          [] { return py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16")); })
       .get_stored();
 }
 
@@ -171,8 +172,7 @@ py::array strings_to_array(const TensorView& view) {
   py::array array(numpy_dtype(DType::kString), view.shape);
   auto** items = static_cast<PyObject**>(array.mutable_data());
   for (py::ssize_t i = 0; i < array.size(); ++i) {
-    PyObject* item =
-        PyBytes_FromStringAndSize(view.strings[i].data(), static_cast<Py_ssize_t>(view.strings[i].size()));
+    PyObject* item = PyBytes_FromStringAndSize(view.strings[i].data(), static_cast<Py_ssize_t>(view.strings[i].size()));
     if (item == nullptr) throw py::error_already_set();
     Py_XDECREF(std::exchange(items[i], item));
   }
@@ -239,8 +239,7 @@ ArrayCopy ArrayCopy::from(py::handle value, DType expected, std::string_view wha
     copy_bytes(copy.data_.get(), array.data(), bytes);
   } else {
     // NumPy walks the strides and turns the bytes.  The base keeps it from making memory of its own.
-    py::array target(numpy_dtype(expected), copy.view_.shape, copy.data_.get(),
-                     py::none());
+    py::array target(numpy_dtype(expected), copy.view_.shape, copy.data_.get(), py::none());
     py::module_::import("numpy").attr("copyto")(target, array);
   }
   return copy;

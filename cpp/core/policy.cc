@@ -23,10 +23,12 @@ void ServiceTime::record(std::int64_t rows, std::int64_t run_ns, std::int64_t no
   const auto sample = static_cast<double>(run_ns);
   auto [entry, is_new] = means_.try_emplace(rows, Mean{sample, now_ns});
   Mean& mean = entry->second;
-  if (!is_new && now_ns - mean.renewed_ns <= kForgetAfterNs)
+  if (!is_new && now_ns - mean.renewed_ns <= kForgetAfterNs) {
+    mean.run_ns = std::min(mean.run_ns, kOutlierFactor * sample);
     mean.run_ns += kNewSampleWeight * (std::min(sample, kOutlierFactor * mean.run_ns) - mean.run_ns);
-  else
+  } else {
     mean.run_ns = sample;
+  }
   mean.renewed_ns = now_ns;
 }
 

@@ -30,8 +30,8 @@ std::int64_t eligible_at_ns(const PolicyOptions& options, std::int64_t rows, std
 
 // How long a run of n rows takes: an exponentially weighted mean per batch size, linear between sizes.
 //
-// A sample counts for at most four times the mean so far, and a mean that was not renewed for a second is forgotten:
-// one outlier makes nobody wait or be refused for longer than that.
+// A sample counts for at most four times the mean so far and the mean for at most four times a sample, and a mean that
+// was not renewed for a second is forgotten: one outlier makes nobody wait or be refused for longer than that.
 class ServiceTime {
  public:
   void record(std::int64_t rows, std::int64_t run_ns, std::int64_t now_ns);

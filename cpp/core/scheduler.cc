@@ -11,7 +11,7 @@
 namespace headrace {
 namespace {
 
-// No dimension is negative, so this begins no key of shapes.
+// No type is negative, so this begins no key of inputs.
 constexpr std::int64_t kAloneKey = -1;
 
 std::span<const std::int64_t> trailing(const TensorView& input) {
@@ -22,10 +22,11 @@ bool matches(const std::vector<std::int64_t>& key, const Request& request) {
   std::size_t at = 0;
   for (const TensorView& input : request.inputs) {
     const std::span<const std::int64_t> dims = trailing(input);
-    if (key.size() < at + 1 + dims.size() || key[at] != static_cast<std::int64_t>(dims.size()) ||
-        !std::equal(dims.begin(), dims.end(), key.begin() + static_cast<std::ptrdiff_t>(at) + 1))
+    if (key.size() < at + 2 + dims.size() || key[at] != static_cast<std::int64_t>(input.dtype) ||
+        key[at + 1] != static_cast<std::int64_t>(dims.size()) ||
+        !std::equal(dims.begin(), dims.end(), key.begin() + static_cast<std::ptrdiff_t>(at) + 2))
       return false;
-    at += 1 + dims.size();
+    at += 2 + dims.size();
   }
   return at == key.size();
 }
@@ -47,6 +48,7 @@ Scheduler::Buckets::iterator Scheduler::bucket_of(const Request& request) {
   Key key;
   for (const TensorView& input : request.inputs) {
     const std::span<const std::int64_t> dims = trailing(input);
+    key.push_back(static_cast<std::int64_t>(input.dtype));
     key.push_back(static_cast<std::int64_t>(dims.size()));
     key.insert(key.end(), dims.begin(), dims.end());
   }
@@ -82,8 +84,10 @@ Scheduler::Head Scheduler::head(std::int64_t now_ns, bool closing) const {
   Head head;
   for (const auto& [key, bucket] : buckets_) {
     const std::int64_t at_ns = bucket_eligible_at_ns(bucket, closing);
-    head.eligible_at_ns = std::min(head.eligible_at_ns, at_ns);
-    if (at_ns <= now_ns) head.arrival_ns = std::min(head.arrival_ns, bucket.head->arrival_ns);
+    if (at_ns <= now_ns)
+      head.arrival_ns = std::min(head.arrival_ns, bucket.head->arrival_ns);
+    else
+      head.next_eligible_at_ns = std::min(head.next_eligible_at_ns, at_ns);
   }
   return head;
 }

@@ -30,10 +30,10 @@ class Scheduler {
     std::vector<RequestPtr> expired;
   };
 
-  // The bucket whose turn it is.
+  // Whose turn it is, and when to look again.
   struct Head {
-    std::int64_t eligible_at_ns = kNever;  // the earliest of all buckets
-    std::int64_t arrival_ns = kNever;      // the oldest head among the eligible buckets
+    std::int64_t arrival_ns = kNever;           // the oldest head among the eligible buckets
+    std::int64_t next_eligible_at_ns = kNever;  // the earliest time at which another bucket becomes eligible
   };
 
   Scheduler(const PolicyOptions& options, std::size_t slab_bytes_max)
@@ -62,7 +62,7 @@ class Scheduler {
   }
 
  private:
-  // The trailing shapes of all inputs, each as its rank and dimensions; or what the requests that run alone have.
+  // The type, number of trailing dimensions and those of every input; or what the requests that run alone have.
   using Key = std::vector<std::int64_t>;
 
   struct Bucket {

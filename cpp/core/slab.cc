@@ -33,8 +33,9 @@ Slab::~Slab() {
 struct SlabPool::Shelf {
   explicit Shelf(std::shared_ptr<SlabPinner> slab_pinner) : pinner(std::move(slab_pinner)) {}
 
-  // An idle slab of at least `bytes`, or null.
+  // An idle slab of at least `bytes`, or null; then a new one takes the place of an idle one, all of which are smaller.
   std::unique_ptr<Slab> take(std::size_t bytes) {
+    std::unique_ptr<Slab> surplus;  // freed after the lock
     std::lock_guard lock(mutex);
     for (auto candidate = idle.begin(); candidate != idle.end(); ++candidate) {
       if ((*candidate)->capacity() < bytes) continue;
@@ -42,6 +43,10 @@ struct SlabPool::Shelf {
       idle.erase(candidate);
       out_max = std::max(out_max, ++out);
       return slab;
+    }
+    if (!idle.empty() && out + idle.size() >= out_max) {
+      surplus = std::move(idle.back());
+      idle.pop_back();
     }
     return nullptr;
   }

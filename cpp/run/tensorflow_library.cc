@@ -14,9 +14,9 @@ Status TensorFlowLibrary::load(const std::string& path, std::shared_ptr<const Te
   }
   std::shared_ptr<TensorFlowLibrary> library(new TensorFlowLibrary);
   // A handle's lookup covers the library's dependencies: some functions moved to libtensorflow_framework after 2.16.
-#define HEADRACE_FIND(result, name, parameters)                                                         \
-  library->api_.name = reinterpret_cast<decltype(library->api_.name)>(dlsym(handle, #name));            \
-  if (library->api_.name == nullptr)                                                                    \
+#define HEADRACE_FIND(result, name, parameters)                                              \
+  library->api_.name = reinterpret_cast<decltype(library->api_.name)>(dlsym(handle, #name)); \
+  if (library->api_.name == nullptr)                                                         \
     return FailedPrecondition(path + " has no function " #name "; TensorFlow 2.16 or newer is needed");
   HEADRACE_TENSORFLOW_FUNCTIONS(HEADRACE_FIND)
 #undef HEADRACE_FIND

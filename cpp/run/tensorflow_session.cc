@@ -172,8 +172,8 @@ Status TensorFlowSession::run(std::span<const TF_Output> inputs, std::span<const
   const TensorFlowApi& api = library_->api();
   RunTensors fed(library_, values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    fed.tensors()[i] = values[i].dtype == DType::kString ? new_strings(api, values[i])
-                                                         : new_numbers(api, values[i], keeper);
+    fed.tensors()[i] =
+        values[i].dtype == DType::kString ? new_strings(api, values[i]) : new_numbers(api, values[i], keeper);
     if (fed.tensors()[i] == nullptr) return ResourceExhausted("no memory for an input of TensorFlow");
   }
   auto run = std::make_shared<RunTensors>(library_, outputs.size());

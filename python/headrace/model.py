@@ -28,6 +28,7 @@ from headrace.saved_model import PYTHON_OPS, SERVE_TAG, find_version, read_graph
 PythonCallable = Callable[[Mapping[str, NDArray[Any]]], list[NDArray[Any]]]
 
 LIBRARY = "libtensorflow_cc.so.2"
+VARIABLES = "variables/variables.index"
 INSTALL = "install it with: pip install tensorflow"
 
 
@@ -144,6 +145,9 @@ def load(
             runner = session.runner(signature, _run_options(findings.pool))
         except _core.StatusError as error:
             raise _told(error, f'{where}: signature "{signature.name}"') from None
+        # TensorFlow loads a model whose variables were left behind, and fails only when it reads them.
+        if isinstance(findings.refusal, FailedPrecondition) and not (found.directory / VARIABLES).exists():
+            raise FailedPrecondition(f"{where}: broken, {VARIABLES} is missing; copy the whole directory")
         batched, why = findings.batched, findings.why
         if not batched and signature.name in enable_batching_for:
             batched, why = True, f"enable_batching_for was set, though {why}"
@@ -212,7 +216,8 @@ def _run(session: _core.Session, signature: _core.Signature, rows: Rows, pool: i
 
 
 def _told(error: _core.StatusError, what: str) -> HeadraceError:
-    return from_status(error.code, f"{what}: {error.message}")
+    """The error in one line; TensorFlow's messages go on with the graph's innards."""
+    return from_status(error.code, f"{what}: {error.message.partition(chr(10))[0]}")
 
 
 def _devices_line(devices: list[tuple[str, str]], pinner: _core.SlabPinner) -> str:

@@ -68,12 +68,13 @@ NUMPY_DTYPES: dict[int, Any] = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about one signature; the texts are for the log."""
+    """What was found out about one signature; the texts are for the log.  `refusal`: the model failed on the rows."""
 
     batched: bool
     why: str
     pool: int
     warm_up: str
+    refusal: HeadraceError | None = None
 
 
 def examine(
@@ -108,7 +109,7 @@ def examine(
         else:
             run(rows[0], CALLER_THREAD)
     except HeadraceError as error:
-        return Findings(batched, why or f"not probed: {first_line(error)}", SHARED_POOL, "not warmed")
+        return Findings(batched, why or f"not probed: {first_line(error)}", SHARED_POOL, "not warmed", error)
     sizes = warm_sizes(max_batch_size) if batched else (1,)
     unit = "rows" if batched else "request"
     pool, warm_up = warm(rows, sizes, run, unit=unit, choose_pool=choose_pool, until=warm_until)

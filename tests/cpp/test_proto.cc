@@ -112,9 +112,7 @@ TEST(FieldReader, RefusesWhatIsNoField) {
 }
 
 TEST(FieldReader, StaysMalformed) {
-  FieldReader reader(
-      "\x0a\x04"
-      "abc");
+  FieldReader reader("\x0e\x08\x01");  // a field that is none, then one that would be
   Field field;
   EXPECT_FALSE(reader.next(&field));
   EXPECT_FALSE(reader.next(&field));

@@ -266,6 +266,24 @@ TEST(TensorProto, RefusesToUnfoldAFewBytesIntoTooMany) {
   EXPECT_EQ(unfold(DType::kFloat, {1000}, bytes_field(5, std::string(4000, '\0'))), "") << "used in place";
 }
 
+TEST(TensorProto, ChargesTheBudgetForWhatItUnfolds) {
+  const auto charged = [](std::string_view message) {
+    std::pmr::monotonic_buffer_resource memory;
+    TensorProto proto(&memory);
+    EXPECT_TRUE(proto.merge(message));
+    std::size_t budget = 1000;
+    TensorView view;
+    EXPECT_TRUE(proto.view(&budget, &view).ok());
+    return 1000 - budget;
+  };
+  EXPECT_EQ(charged(tensor_proto(DType::kFloat, {3}, floats({1, 2, 3}))), 0u) << "used in place";
+  EXPECT_EQ(charged(tensor_proto(DType::kFloat, {3}, floats({1, 2}))), 12u);
+  EXPECT_EQ(charged(tensor_proto(DType::kHalf, {3}, bytes_field(13, "abc"))), 6u);
+  EXPECT_EQ(charged(tensor_proto(DType::kString, {1}, bytes_field(8, std::string(50, 'x')))), 16u);
+  EXPECT_EQ(charged(tensor_proto(DType::kString, {10}, bytes_field(8, std::string(50, 'x')))), 160u + 9 * 50);
+  EXPECT_EQ(charged(tensor_proto(DType::kString, {2}, bytes_field(4, "\1\2abb"))), 32u);
+}
+
 TEST(TensorProto, RefusesAPackedRunThatEndsInAValue) {
   for (const Type& type : kTypes) {
     if (type.coding == Coding::kFixed) continue;

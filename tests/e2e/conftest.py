@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import tensorflow as tf
 
 from tests.e2e.served import Client, Served
+from tests.models import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +29,23 @@ def transport(request: pytest.FixtureRequest) -> str:
 def executor(request: pytest.FixtureRequest) -> str:
     """Each executor: both must answer the same."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that takes about x milliseconds for its largest x, and answers x."""
+    root = tmp_path_factory.mktemp("slow") / "slow"
+    matrix = tf.random.stateless_normal([256, 256], [1, 2]) / 16.0
+
+    def call(x: Any) -> Any:
+        turns = tf.cast(tf.reduce_max(x), tf.int32)
+        _, product = tf.while_loop(
+            lambda i, _: i < turns, lambda i, product: (i + 1, tf.tanh(product @ matrix)), (0, matrix)
+        )
+        return {"y": x + 0.0 * product[0, 0]}
+
+    save(root / "1", {"serving_default": (call, {"x": ([None], "float32")})})
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    import numpy as np
     from numpy.typing import NDArray
 
 # Generous: it only bounds how long a failing test takes.
@@ -35,7 +36,9 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 class Served:
     """A server process; leaving the block stops it and expects that it ends well."""
 
-    def __init__(self, *arguments: str | Path, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *arguments: str | Path, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
         command = [*prefix, sys.executable, "-m", "headrace", "serve", *map(str, arguments)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env
@@ -160,12 +163,17 @@ class Client:
 
     def refusal(self, request: Any) -> tuple[grpc.StatusCode, str]:
         """The status of a request that is not answered with OK."""
-        try:
+        with pytest.raises(grpc.RpcError) as raised:
             self.stub.Predict(request, timeout=LIMIT_S)
-        except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            return error.code(), error.details() or ""
-        raise AssertionError("it was answered")
+        return raised.value.code(), raised.value.details() or ""
+
+
+def floats(values: Any) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def longs(values: Any) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
 
 
 def arrays(response: predict_pb2.PredictResponse) -> dict[str, NDArray[Any]]:

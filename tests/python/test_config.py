@@ -56,7 +56,11 @@ def test_a_message_names_the_option_the_value_and_the_limits() -> None:
         ({}, "adaptive", "a lone request never waits for others (batch_timeout_micros was not set)"),
         ({"batch_timeout_micros": 0}, "adaptive", "a lone request never waits for others"),
         ({"batch_timeout_micros": 100_000}, "timeout", "waits up to 100 ms (batch_timeout_micros was set)"),
-        ({"batch_timeout_micros": 5, "batching_policy": "adaptive"}, "adaptive", "never waits for others (batching_policy"),
+        (
+            {"batch_timeout_micros": 5, "batching_policy": "adaptive"},
+            "adaptive",
+            "never waits for others (batching_policy",
+        ),
         ({"batching_policy": "timeout"}, "timeout", "never waits for others (batching_policy was set)"),
     ],
 )

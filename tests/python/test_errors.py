@@ -33,7 +33,7 @@ def test_every_status_becomes_an_error_that_keeps_code_and_message(code: Code) -
     ("error", "builtin"), [(DeadlineExceeded, TimeoutError), (InvalidArgument, ValueError), (NotFound, LookupError)]
 )
 def test_some_errors_are_python_s_own_too(error: type[HeadraceError], builtin: type[Exception]) -> None:
-    with pytest.raises(builtin, match="^late$"):
+    with pytest.raises(builtin, match=r"^late$"):
         raise from_status({e: c for c, e in CLASSES.items()}[error], "late")  # type: ignore[index]
 
 

@@ -185,7 +185,7 @@ class StressLane : public testing::Test {
     return model_->add_lane(numbers_signature(name), options, std::move(runner), nullptr);
   }
 
-  SystemClock clock_;
+  static inline const SystemClock clock_;  // outlives executors that are left behind
   std::shared_ptr<Timer> timer_ = std::make_shared<Timer>(clock_);
   std::shared_ptr<Model> model_ = std::make_shared<Model>("numbers", 1, timer_, clock_);
 };
@@ -406,8 +406,9 @@ TEST_F(StressLane, AnswersWhatItAcceptedWhenItClosesUnderLoad) {
 TEST_F(StressLane, AnswersEverythingUnavailableWhenARunDoesNotReturn) {
   Gate gate;
   std::promise<void> model_gone;
-  auto runner = std::make_shared<NegatingRunner>([&] { gate.pass(); });
-  Lane& lane = add_lane("stuck", lane_options(Policy::kTimeout, 4, kSecond / 2), runner);
+  std::shared_ptr<void> until_gone(nullptr, [&](void*) { model_gone.set_value(); });
+  Lane& lane = add_lane("stuck", lane_options(Policy::kTimeout, 4, kSecond / 2),
+                        std::make_shared<NegatingRunner>([&gate, until_gone] { gate.pass(); }));
   model_->start(1);
   CountingSink sink;
   std::vector<NumberedPtr> requests;
@@ -416,10 +417,10 @@ TEST_F(StressLane, AnswersEverythingUnavailableWhenARunDoesNotReturn) {
     EXPECT_TRUE(lane.submit(requests.back()).ok());
   };
   submit(4, 2);
-  ASSERT_TRUE(gate.entered.wait_for(1));                  // running
-  submit(1, 2), submit(1, 3), submit(4, 2);               // waiting, in two buckets
-  lane.oldest_eligible_arrival_ns();                      // they leave the mailbox
-  submit(2, 2);                                           // and one is in it
+  ASSERT_TRUE(gate.entered.wait_for(1));     // running
+  submit(1, 2), submit(1, 3), submit(4, 2);  // waiting, in two buckets
+  lane.oldest_eligible_arrival_ns();         // they leave the mailbox
+  submit(2, 2);                              // and one is in it
   EXPECT_FALSE(model_->close(0));
   EXPECT_TRUE(sink.wait_for(requests.size()));
   for (const NumberedPtr& request : requests) {
@@ -428,8 +429,10 @@ TEST_F(StressLane, AnswersEverythingUnavailableWhenARunDoesNotReturn) {
   }
   expect_all_answered(lane);
   EXPECT_EQ(lane.submit(RequestPtr(new NumberedRequest(&sink, 0, 1, 2))).code(), Code::kUnavailable);
+  model_ = nullptr;
+  until_gone = nullptr;
   gate.open();
-  EXPECT_TRUE(lane.wait_drained(60 * kSecond));
+  EXPECT_EQ(model_gone.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
   for (const NumberedPtr& request : requests) EXPECT_EQ(request->replies, 1);
 }
 
@@ -464,9 +467,7 @@ class LaneByHand : public testing::Test {
   }
 
   // Forms a batch if one is eligible, as a free executor would.
-  std::unique_ptr<Batch> next() {
-    return lane_->oldest_eligible_arrival_ns() == kNever ? nullptr : lane_->next();
-  }
+  std::unique_ptr<Batch> next() { return lane_->oldest_eligible_arrival_ns() == kNever ? nullptr : lane_->next(); }
 
   void finish(std::unique_ptr<Batch> batch) {
     Outputs outputs;
@@ -581,7 +582,8 @@ TEST_F(LaneByHand, ServesTheWindowAfterCancelsEmptiedAFullBatch) {
   finish(std::move(batch));
 }
 
-class LaneAfterOutlier : public LaneByHand, public testing::WithParamInterface<std::pair<std::int64_t, std::int64_t>> {};
+class LaneAfterOutlier : public LaneByHand,
+                         public testing::WithParamInterface<std::pair<std::int64_t, std::int64_t>> {};
 
 // One run of 5 s, then pairs of requests with deadlines of 200 ms and runs of 1 ms: whatever the pace and the size of
 // the batches, a second later nothing is dropped any more.

@@ -37,6 +37,10 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
+# It is quiet when no request has come for so long, and it is not waited for longer than that.
+QUIET_S = 0.05
+QUIET_WITHIN_S = 1.0
+
 CONTROL_THREADS = 4
 CONTROL_WAITING_MAX = 1000
 
@@ -60,6 +64,7 @@ class GrpcServer:
             self._handlers[path] = self._control_handler(handler)
         self._tokens = itertools.count(1)
         self._answers: dict[int, asyncio.Future[tuple[int, str, bytes]]] = {}
+        self._arrived = asyncio.Event()
         self._end_streams: set[Callable[[], object]] = set()  # one for each stream that would go on for ever
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="headrace-grpc", daemon=True)
@@ -70,7 +75,10 @@ class GrpcServer:
         return asyncio.run_coroutine_threadsafe(self._start(host, port), self._loop).result()
 
     def stop(self, grace_s: float) -> None:
-        """Accepts nothing more, answers what was accepted, and returns when that is done or after `grace_s` seconds."""
+        """Stops once no requests come in any more, and answers those that came for up to `grace_s` seconds.
+
+        Close the engine first: it answers what it had accepted, and UNAVAILABLE to whoever asks from then on.
+        """
         asyncio.run_coroutine_threadsafe(self._stop(grace_s), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -95,13 +103,25 @@ class GrpcServer:
         return int(bound)
 
     async def _stop(self, grace_s: float) -> None:
+        await self._wait_quiet()
         stopping = asyncio.ensure_future(self._server.stop(grace_s))
         for end in list(self._end_streams):
             end()
         await stopping
         self._loop.remove_reader(self._queue.fileno())
 
+    async def _wait_quiet(self) -> None:
+        """Lets the calls in that gRPC has received and we have not: stopping would cancel them without a word."""
+        until = self._loop.time() + QUIET_WITHIN_S
+        while self._loop.time() < until:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), QUIET_S)
+            except asyncio.TimeoutError:
+                return
+
     async def _predict(self, message: bytes, context: Context) -> bytes:
+        self._arrived.set()
         token = next(self._tokens)
         answer: asyncio.Future[tuple[int, str, bytes]] = self._loop.create_future()
         self._answers[token] = answer

@@ -7,6 +7,7 @@ Thread safety: everything from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2
@@ -51,7 +52,7 @@ class Health:
         """Health/Check.  Raises NotFound for a service that is not there."""
         request = health_pb2.HealthCheckRequest.FromString(message)
         call = _Call()
-        response = self._servicer.Check(request, call)
+        response = self._servicer.Check(request, cast("grpc.ServicerContext", call))
         if call.code is not None:
             raise NotFound(f'no service "{request.service}" here')
         return bytes(response.SerializeToString())
@@ -63,6 +64,7 @@ class Health:
             if response is not None:
                 send(bytes(response.SerializeToString()))
 
+        request = health_pb2.HealthCheckRequest.FromString(message)
         call = _Call()
-        self._servicer.Watch(health_pb2.HealthCheckRequest.FromString(message), call, forward)
+        self._servicer.Watch(request, cast("grpc.ServicerContext", call), forward)
         return call.end

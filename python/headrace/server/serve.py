@@ -25,9 +25,9 @@ logger = logging.getLogger("headrace")
 HOST = "0.0.0.0"
 LOG_INTERVAL_S = 10.0
 
-# How long stopping may take: for requests to be answered, then for executors to leave.
+# How long stopping may take: for requests to be answered, then for clients to receive the answers.
 DRAIN_S = 30.0
-EXECUTORS_LEAVE_S = 1.0
+SEND_S = 5.0
 
 TRANSPORT = "headrace.server.grpc_server"
 
@@ -48,6 +48,7 @@ def serve(options: ServeOptions) -> int:
                 logger.info("stopped while starting")
                 _exit_now(0)
         serving = starting.result()
+        logger.info("serving %s", serving.where)
         while not signals.wait(LOG_INTERVAL_S):
             serving.log_interval()
         logger.info("stopping: answering the requests that were accepted")
@@ -75,7 +76,7 @@ class Serving:
         importing.join()
         self._health, self._grpc, port = _listen(self._engine, options)
         self._interval = IntervalLog(self._engine.lanes())
-        logger.info("serving %s on %s:%d", name, HOST, port)
+        self.where = f"{name} on {HOST}:{port}"
 
     def log_interval(self) -> None:
         for line in self._interval.lines():
@@ -84,8 +85,9 @@ class Serving:
     def stop(self) -> bool:
         """Answers what was accepted and stops; False if a run had to be left behind."""
         self._health.stop()
-        self._grpc.stop(DRAIN_S)
-        return self._engine.close(EXECUTORS_LEAVE_S)
+        ended = self._engine.close(DRAIN_S)
+        self._grpc.stop(SEND_S)
+        return ended
 
 
 def _load(options: ServeOptions) -> tuple[Engine, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING, cast
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
@@ -18,6 +19,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from headrace import proto
 from headrace.errors import InvalidArgument
 from headrace.server.health import Health
+
+if TYPE_CHECKING:
+    import grpc
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 PREDICT = f"/{PREDICTION_SERVICE}/Predict"
@@ -73,7 +77,8 @@ def error_text(message: str) -> str:
 def reflect(message: bytes) -> bytes:
     """ServerReflectionInfo: the reply to one message of its stream."""
     request = reflection_pb2.ServerReflectionRequest.FromString(message)
-    [reply] = _reflection().ServerReflectionInfo(iter([request]), None)
+    no_context = cast("grpc.ServicerContext", None)  # which the standard servicer does not look at
+    [reply] = _reflection().ServerReflectionInfo(iter([request]), no_context)
     return bytes(reply.SerializeToString())
 
 

@@ -6,6 +6,7 @@ Works as PID 1, where the kernel drops signals that have no handler.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import socket
@@ -46,6 +47,8 @@ class StopSignals:
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self._reader.close()
+        self._writer.close()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Whether a signal came; False after `timeout_s` seconds, or when something started by run() was done."""
@@ -65,7 +68,8 @@ class StopSignals:
                 outcome.set_result(work())
             except BaseException as error:  # noqa: BLE001  whoever asks for the result gets it
                 outcome.set_exception(error)
-            self._writer.send(b"\0")
+            with contextlib.suppress(OSError):  # nobody waits any more
+                self._writer.send(b"\0")
 
         threading.Thread(target=run, name=name, daemon=True).start()
         return outcome
