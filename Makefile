@@ -85,7 +85,7 @@ test-tsan-python: $(VENV)/.installed-test  ## the binding under ThreadSanitizer
 	rm -rf build/tsan/site && mkdir build/tsan/site && cp -r python/headrace build/tsan/site/
 	cmake --install build/tsan --prefix build/tsan/site >/dev/null
 	LD_PRELOAD=$$($(or $(CXX),g++) -print-file-name=libtsan.so) OPENBLAS_NUM_THREADS=1 PYTHONPATH=build/tsan/site \
-	  TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" \
+	  TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 suppressions=tests/stress/tsan_suppressions.txt" \
 	  $(fixed_layout) $(python) -m pytest -p no:cacheprovider tests/stress/test_callables_tsan.py
 
 test-python: build $(VENV)/.installed-test  ## Python unit tests

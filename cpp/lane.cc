@@ -17,6 +17,14 @@ constexpr std::int64_t kDeadlineGrainNs = 200'000;
 // Requests that were cancelled are unlinked this soon, when no executor does it before.
 constexpr std::int64_t kSweepWithinNs = 10'000'000;
 
+// What a tensor keeps from being freed while it waits.
+std::size_t content_bytes(const TensorView& tensor) {
+  if (tensor.dtype != DType::kString) return tensor.bytes;
+  std::size_t bytes = 0;
+  for (std::int64_t i = 0; i < tensor.elements(); ++i) bytes += sizeof(std::string_view) + tensor.strings[i].size();
+  return bytes;
+}
+
 }  // namespace
 
 Lane::Lane(LaneGroup& group, Signature signature, const LaneOptions& options, std::shared_ptr<Runner> runner,
@@ -62,7 +70,7 @@ Status Lane::admit(Request& request) {
   request.bytes = 0;
   for (const TensorView& input : request.inputs) {
     request.alone |= input.shape.empty();
-    request.bytes += input.bytes;
+    request.bytes += content_bytes(input);
   }
   if (!request.inputs.empty() && !request.inputs[0].shape.empty()) request.rows = request.inputs[0].shape[0];
   if (request.bytes > options_.slab_bytes_max) {
@@ -79,8 +87,7 @@ Status Lane::admit(Request& request) {
     }
   }
   if (request.rows > options_.policy.max_batch_size) {
-    return InvalidArgument("Task size " + std::to_string(request.rows) +
-                           " is larger than maximum input batch size " +
+    return InvalidArgument("Task size " + std::to_string(request.rows) + " is larger than maximum input batch size " +
                            std::to_string(options_.policy.max_batch_size));
   }
   return {};
@@ -122,14 +129,14 @@ Status Lane::reserve(Request& request) {
     status = Unavailable("the server is shutting down");
   } else if (rows_before + rows > rows_max) {
     const std::int64_t size = options_.policy.max_batch_size;
-    status = Unavailable(
-        "The batch scheduling queue to which this task was submitted is full; currently " +
-        std::to_string((rows_before + size - 1) / size) + " batches enqueued and max_enqueued_batches is " +
-        std::to_string(options_.max_enqueued_batches));
+    status =
+        Unavailable("The batch scheduling queue to which this task was submitted is full; currently " +
+                    std::to_string((rows_before + size - 1) / size) + " batches enqueued and max_enqueued_batches is " +
+                    std::to_string(options_.max_enqueued_batches));
   } else if (bytes_before + request.bytes > options_.waiting_bytes_max) {
-    status = Unavailable("the requests that wait for model " + group_.model_name + " hold " +
-                         std::to_string(bytes_before) + " bytes, and the limit is " +
-                         std::to_string(options_.waiting_bytes_max));
+    status =
+        Unavailable("the requests that wait for model " + group_.model_name + " hold " + std::to_string(bytes_before) +
+                    " bytes, and the limit is " + std::to_string(options_.waiting_bytes_max));
   }
   if (!status.ok()) leave_queue(request);
   return status;

@@ -51,7 +51,8 @@ struct LaneOptions {
 
 // What the lanes of one model version share.
 struct LaneGroup {
-  LaneGroup(std::string name, const Clock& clock, Timer& timer) : model_name(std::move(name)), clock(clock), timer(timer) {}
+  LaneGroup(std::string name, const Clock& clock, Timer& timer)
+      : model_name(std::move(name)), clock(clock), timer(timer) {}
 
   const std::string model_name;
   const Clock& clock;

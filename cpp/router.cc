@@ -19,7 +19,8 @@ Status Router::route(const ModelSpec& spec, Route* route) const {
   if (spec.version_label) return Unavailable("Model labels does not init yet." + std::string(*spec.version_label));
   const auto versions = models_.find(name);
   if (spec.version) {
-    const std::string asked = "Servable not found for request: Specific(" + name + ", " + std::to_string(*spec.version) + ")";
+    const std::string asked =
+        "Servable not found for request: Specific(" + name + ", " + std::to_string(*spec.version) + ")";
     if (versions == models_.end()) return NotFound(asked);
     const auto found = versions->second.find(*spec.version);
     if (found == versions->second.end()) return NotFound(asked);

@@ -8,8 +8,8 @@
 
 #pragma once
 
-#include <boost/smart_ptr/intrusive_ptr.hpp>
 #include <atomic>
+#include <boost/smart_ptr/intrusive_ptr.hpp>
 #include <cstdint>
 #include <memory>
 #include <span>

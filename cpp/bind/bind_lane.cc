@@ -40,8 +40,8 @@ std::vector<ArrayCopy> copy_inputs(const Signature& signature, const py::dict& i
   for (const TensorSpec& spec : signature.inputs) {
     const py::str name(spec.name);
     if (!inputs.contains(name))
-      throw_status(InvalidArgument("input \"" + spec.name + "\" is missing; the signature has " +
-                                   name_set(signature.inputs)));
+      throw_status(
+          InvalidArgument("input \"" + spec.name + "\" is missing; the signature has " + name_set(signature.inputs)));
     copies.push_back(ArrayCopy::from(inputs[name], spec.dtype, "input \"" + spec.name + "\""));
   }
   for (const auto& [name, value] : inputs) {

@@ -70,16 +70,13 @@ void register_signature(py::module_& module) {
       .def(py::init(&make_options), py::kw_only(), py::arg("max_batch_size"), py::arg("batch_timeout_micros"),
            py::arg("max_enqueued_batches"), py::arg("policy"), py::arg("batched"), py::arg("slab_bytes_max"),
            py::arg("waiting_bytes_max"), py::arg("log_batches") = false)
-      .def_property_readonly("max_batch_size",
-                             [](const LaneOptions& options) { return options.policy.max_batch_size; })
+      .def_property_readonly("max_batch_size", [](const LaneOptions& options) { return options.policy.max_batch_size; })
       .def_property_readonly("batch_timeout_micros",
                              [](const LaneOptions& options) { return options.policy.batch_timeout_ns / 1000; })
       .def_readonly("max_enqueued_batches", &LaneOptions::max_enqueued_batches)
       .def_property_readonly(
           "policy",
-          [](const LaneOptions& options) {
-            return options.policy.policy == Policy::kTimeout ? "timeout" : "adaptive";
-          })
+          [](const LaneOptions& options) { return options.policy.policy == Policy::kTimeout ? "timeout" : "adaptive"; })
       .def_readonly("batched", &LaneOptions::batched)
       .def_readonly("slab_bytes_max", &LaneOptions::slab_bytes_max)
       .def_readonly("waiting_bytes_max", &LaneOptions::waiting_bytes_max)

@@ -124,7 +124,13 @@ py::array array_of(py::handle value, DType* expected, std::string_view what) {
   const int rank = number_rank(dtype);
   if (array.size() != 0 && (rank < 0 || rank > number_rank(*expected)))
     refuse_dtype(what, dtype_text(array.dtype()), *expected);
-  return as_array(value, numpy_dtype(*expected), what);
+  const py::dtype wanted = numpy_dtype(*expected);
+  py::array converted = array.attr("astype")(wanted);
+  // NumPy 1 lets integers wrap.
+  if (rank == number_rank('i') && number_rank(*expected) == rank &&
+      !array.attr("__eq__")(converted).attr("all")().cast<bool>())
+    refuse(what, "holds a number out of range for " + std::string(numpy_name(*expected)));
+  return converted;
 }
 
 Shape shape_of(const py::array& array) { return Shape(array.shape(), array.shape() + array.ndim()); }

@@ -18,6 +18,12 @@
 namespace py = pybind11;
 
 namespace headrace {
+namespace {
+
+// From here on decoding takes so long that other Python threads should run meanwhile.
+constexpr std::size_t kLargeMessageBytes = 64 << 10;
+
+}  // namespace
 
 // The answers that wait to be taken, and the message objects that wait for somebody with the GIL to let go of them.
 class PredictQueue::Answers final : public ReplySink {
@@ -37,6 +43,7 @@ class PredictQueue::Answers final : public ReplySink {
 
   void deliver(std::span<const RequestPtr> answered) noexcept override {
     std::lock_guard lock(mutex_);
+    if (closed_) return;
     for (const RequestPtr& request : answered) waiting_.push_back({request->token, request->status, request});
     signal();
   }
@@ -55,6 +62,14 @@ class PredictQueue::Answers final : public ReplySink {
     std::uint64_t count = 0;
     [[maybe_unused]] const ssize_t cleared = ::read(fd_, &count, sizeof count);  // EAGAIN where it is clear already
     return taken;
+  }
+
+  // Nobody takes answers any more; those that nobody took are let go of.  They keep their messages, and those this.
+  void close() {
+    std::vector<Answer> left;
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    left.swap(waiting_);
   }
 
   // The object is let go of by the next release_messages().  From any thread, without the GIL.
@@ -86,6 +101,7 @@ class PredictQueue::Answers final : public ReplySink {
   std::vector<Answer> waiting_;           // guarded by mutex_
   std::vector<PyObject*> done_messages_;  // guarded by mutex_
   bool signalled_ = false;                // guarded by mutex_; whether fd_ is readable
+  bool closed_ = false;                   // guarded by mutex_
 };
 
 PredictQueue::PredictQueue(std::shared_ptr<const Router> router)
@@ -99,6 +115,7 @@ int PredictQueue::fileno() const { return answers_->fileno(); }
 
 void PredictQueue::submit(std::uint64_t token, const py::bytes& message, std::optional<double> timeout) {
   made_.check("queue");
+  if (closed_) throw_status(FailedPrecondition("the queue is closed"));
   answers_->release_messages();
   if (pending_.contains(token)) throw_status(InvalidArgument("token " + std::to_string(token) + " is in use"));
   const Status status = queue(token, message, timeout);
@@ -113,24 +130,29 @@ Status PredictQueue::queue(std::uint64_t token, const py::bytes& message, std::o
     answers->message_done(static_cast<PyObject*>(const_cast<void*>(object)));
   });
   PredictRequestPtr request;
-  Status status = PredictRequest::decode(std::as_bytes(std::span(text)), std::move(owner), &request);
-  if (!status.ok()) return status;
   Router::Route route;
-  status = router_->route(request->model_spec(), &route);
-  if (!status.ok()) return status;
-  status = request->bind(route.lane->signature(), route.model->name(), route.model->version());
-  if (!status.ok()) return status;
+  {
+    std::optional<py::gil_scoped_release> release;
+    if (text.size() >= kLargeMessageBytes) release.emplace();
+    if (Status status = decode(text, std::move(owner), &request, &route); !status.ok()) return status;
+  }
   request->token = token;
   request->deadline_ns = deadline_in(timeout);
   request->sink = answers_.get();
   pending_[token] = {request, route.lane, route.model->shared_from_this()};
-  {
-    // Without the GIL: an executor that it wakes may be a Python thread.
-    py::gil_scoped_release release;
-    status = route.lane->submit(request);
-  }
+  Status status = route.lane->submit(request);
   if (!status.ok()) pending_.erase(token);
   return status;
+}
+
+// Stage 2.  Needs no GIL.
+Status PredictQueue::decode(std::string_view message, std::shared_ptr<const void> owner, PredictRequestPtr* request,
+                            Router::Route* route) const {
+  Status status = PredictRequest::decode(std::as_bytes(std::span(message)), std::move(owner), request);
+  if (status.ok()) status = router_->route((*request)->model_spec(), route);
+  if (!status.ok()) return status;
+  return (*request)->bind(route->lane->signature(), route->model->name(), route->model->version(),
+                          route->lane->options().slab_bytes_max);
 }
 
 void PredictQueue::cancel(std::uint64_t token) {
@@ -162,6 +184,7 @@ py::list PredictQueue::take() {
 }
 
 void PredictQueue::close() {
+  closed_ = true;
   std::vector<Pending> left;
   for (const auto& [token, pending] : pending_)
     if (pending.request != nullptr) left.push_back(pending);
@@ -169,6 +192,9 @@ void PredictQueue::close() {
     py::gil_scoped_release release;
     for (const Pending& pending : left) pending.lane->cancel(pending.request);
   }
+  left.clear();
+  pending_.clear();
+  answers_->close();
   answers_->release_messages();
 }
 

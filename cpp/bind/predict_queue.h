@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -52,8 +53,11 @@ class PredictQueue {
   };
 
   Status queue(std::uint64_t token, const pybind11::bytes& message, std::optional<double> timeout);
+  Status decode(std::string_view message, std::shared_ptr<const void> owner, PredictRequestPtr* request,
+                Router::Route* route) const;
 
   MadeHere made_;
+  bool closed_ = false;
   std::shared_ptr<const Router> router_;
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::shared_ptr<Answers> answers_;  // kept by every request under way, which may outlive the queue

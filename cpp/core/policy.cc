@@ -43,8 +43,7 @@ std::int64_t ServiceTime::predict_ns(std::int64_t rows, std::int64_t now_ns) con
   if (below == means_.rend()) return static_cast<std::int64_t>(at_or_above->second.run_ns);
   const double share =
       static_cast<double>(rows - below->first) / static_cast<double>(at_or_above->first - below->first);
-  return static_cast<std::int64_t>(below->second.run_ns +
-                                   share * (at_or_above->second.run_ns - below->second.run_ns));
+  return static_cast<std::int64_t>(below->second.run_ns + share * (at_or_above->second.run_ns - below->second.run_ns));
 }
 
 bool BatchChooser::late(std::int64_t deadline_ns, std::int64_t rows) const {

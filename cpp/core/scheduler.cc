@@ -96,8 +96,7 @@ Scheduler::Buckets::iterator Scheduler::oldest_eligible(std::int64_t now_ns, boo
   auto oldest = buckets_.end();
   for (auto bucket = buckets_.begin(); bucket != buckets_.end(); ++bucket) {
     if (bucket_eligible_at_ns(bucket->second, closing) > now_ns) continue;
-    if (oldest == buckets_.end() || bucket->second.head->arrival_ns < oldest->second.head->arrival_ns)
-      oldest = bucket;
+    if (oldest == buckets_.end() || bucket->second.head->arrival_ns < oldest->second.head->arrival_ns) oldest = bucket;
   }
   return oldest;
 }

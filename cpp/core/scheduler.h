@@ -5,7 +5,8 @@
 // Thread safety: none; the lane's mutex guards it.
 // Ownership: holds one reference to each waiting request, taken over from the mailbox.
 // Invariants: requests of a bucket stand in arrival order and may share a batch (in one bucket, none may: those that
-//   run alone); a bucket exists only while it has requests; a request that is answered (expired, cancelled) may stay linked until the next sweep or forming.
+//   run alone); a bucket exists only while it has requests; a request that is answered (expired, cancelled) may stay
+//   linked until the next sweep or forming.
 
 #pragma once
 

@@ -17,10 +17,10 @@
 namespace headrace {
 
 struct TensorSpec {
-  std::string name;              // what clients call it
+  std::string name;  // what clients call it
   DType dtype = DType::kInvalid;
-  std::optional<Shape> shape;    // with the batch dimension; -1 where open; nullopt where the rank is open
-  std::string tensor_name;       // what the graph calls it ("x:0"); empty for callables
+  std::optional<Shape> shape;  // with the batch dimension; -1 where open; nullopt where the rank is open
+  std::string tensor_name;     // what the graph calls it ("x:0"); empty for callables
 };
 
 struct Signature {

@@ -33,19 +33,20 @@ Slab::~Slab() {
 struct SlabPool::Shelf {
   explicit Shelf(std::shared_ptr<SlabPinner> slab_pinner) : pinner(std::move(slab_pinner)) {}
 
-  // An idle slab of at least `bytes`, or null; then a new one takes the place of an idle one, all of which are smaller.
+  // Counts one slab out: an idle one of at least `bytes`, or null for a new one, which then takes the place of an idle
+  // one (all of them are smaller) if there are as many slabs as were ever out.
   std::unique_ptr<Slab> take(std::size_t bytes) {
-    std::unique_ptr<Slab> surplus;  // freed after the lock
+    std::unique_ptr<Slab> replaced;  // freed after the lock
     std::lock_guard lock(mutex);
+    out_max = std::max(out_max, ++out);
     for (auto candidate = idle.begin(); candidate != idle.end(); ++candidate) {
       if ((*candidate)->capacity() < bytes) continue;
       std::unique_ptr<Slab> slab = std::move(*candidate);
       idle.erase(candidate);
-      out_max = std::max(out_max, ++out);
       return slab;
     }
-    if (!idle.empty() && out + idle.size() >= out_max) {
-      surplus = std::move(idle.back());
+    if (out + idle.size() > out_max) {
+      replaced = std::move(idle.back());
       idle.pop_back();
     }
     return nullptr;
@@ -53,21 +54,19 @@ struct SlabPool::Shelf {
 
   void count_new(const Slab& slab) {
     std::lock_guard lock(mutex);
-    out_max = std::max(out_max, ++out);
     ++allocated;
     pinned += slab.pinned() ? 1 : 0;
   }
 
+  void count_none() {
+    std::lock_guard lock(mutex);
+    --out;
+  }
+
   void put_back(std::unique_ptr<Slab> slab) {
-    std::unique_ptr<Slab> surplus;  // freed after the lock
     std::lock_guard lock(mutex);
     --out;
     idle.push_back(std::move(slab));
-    if (out + idle.size() <= out_max) return;
-    const auto smallest = std::min_element(idle.begin(), idle.end(),
-                                           [](const auto& a, const auto& b) { return a->capacity() < b->capacity(); });
-    surplus = std::move(*smallest);
-    idle.erase(smallest);
   }
 
   const std::shared_ptr<SlabPinner> pinner;
@@ -85,10 +84,14 @@ SlabPtr SlabPool::acquire(std::size_t bytes) {
   std::unique_ptr<Slab> slab = shelf_->take(bytes);
   if (slab == nullptr) {
     slab = std::make_unique<Slab>(std::bit_ceil(std::max(bytes, kSmallestSlabBytes)), shelf_->pinner);
-    if (slab->data() == nullptr) return nullptr;
+    if (slab->data() == nullptr) {
+      shelf_->count_none();
+      return nullptr;
+    }
     shelf_->count_new(*slab);
   }
-  return SlabPtr(slab.release(), [shelf = shelf_](Slab* returned) { shelf->put_back(std::unique_ptr<Slab>(returned)); });
+  return SlabPtr(slab.release(),
+                 [shelf = shelf_](Slab* returned) { shelf->put_back(std::unique_ptr<Slab>(returned)); });
 }
 
 std::int64_t SlabPool::allocated() const {

@@ -6,8 +6,8 @@
 //   its own, without warning and without the GIL).
 // Ownership: a slab is out of the pool while any SlabPtr to it lives.  It may outlive the pool.
 // Progress: acquire() and release hold a mutex for a few instructions, once per batch.
-// Invariant: there are never more slabs than were out at once at some moment; a slab never returns while a reference is left, whatever the
-//   addresses of a run's outputs say (a variable can adopt the buffer that was fed to it).
+// Invariant: there are never more slabs than were out at once at some moment; a slab never returns while a reference is
+//   left, whatever the addresses of a run's outputs say (a variable can adopt the buffer that was fed to it).
 
 #pragma once
 

@@ -48,7 +48,7 @@ class Engine:
         self._router = _core.Router()
         self._models: list[ServedModel] = []
         self._closed = False
-        atexit.register(self._close_at_exit)
+        _open_engines.add(self)
 
     @property
     def router(self) -> _core.Router:
@@ -126,16 +126,11 @@ class Engine:
         """
         if self._closed or os.getpid() != self._process:
             return True
-        self._closed = True
-        atexit.unregister(self._close_at_exit)
         return self._stop(drain_s, join_s=LEAVE_S)
 
-    def _close_at_exit(self) -> None:
-        if os.getpid() == self._process and not self._closed:
-            self._closed = True
-            self._stop(0.0, join_s=EXIT_JOIN_S)
-
     def _stop(self, drain_s: float, *, join_s: float) -> bool:
+        self._closed = True
+        _open_engines.discard(self)
         drain_until = time.monotonic() + drain_s
         ended = [model.native.close(max(0.0, drain_until - time.monotonic())) for model in self._models]
         join_until = time.monotonic() + join_s
@@ -157,6 +152,22 @@ class Engine:
             )
         if self._closed:
             raise FailedPrecondition("the engine is closed")
+
+
+# Those that the end of the process must close.
+_open_engines: set[Engine] = set()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Answers what waits with UNAVAILABLE, and leaves behind what has not returned after a while.
+
+    From then on no thread may come back from native code: an interpreter that is finalizing would abort the process.
+    """
+    join_until = time.monotonic() + EXIT_JOIN_S
+    engines = [engine for engine in _open_engines if engine._process == os.getpid()]
+    for engine in engines:
+        engine._stop(0.0, join_s=max(0.0, join_until - time.monotonic()))
 
 
 def row_bytes(signature: _core.Signature) -> int:

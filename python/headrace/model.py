@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from headrace import _core, proto
 from headrace.errors import FailedPrecondition, HeadraceError, InvalidArgument, from_status
 from headrace.probe import SHARED_POOL, Rows, examine
+from headrace.recorded import inputs_of, read_requests
 from headrace.saved_model import PYTHON_OPS, SERVE_TAG, find_version, read_graph
 
 # Arrays by input name to arrays in the order of the signature's outputs.
@@ -110,6 +111,7 @@ def load(
         why = "; ".join(f'"{other.name}": {other.why}' for other in unserved) or "it has none"
         raise FailedPrecondition(f"{where}: no signature can be served: {why}")
 
+    requests = read_requests(found.directory)
     tensorflow = _tensorflow()
     config = _config(
         per_process_gpu_memory_fraction=per_process_gpu_memory_fraction,
@@ -139,6 +141,7 @@ def load(
                 graph,
                 functools.partial(_run, session, signature),
                 max_batch_size=max_batch_size,
+                recorded=inputs_of(requests, signature),
                 choose_pool=inter_op_parallelism == 0,
                 warm_until=warm_until,
             )

@@ -89,7 +89,7 @@ class FakeRequest final : public Request {
 
   std::vector<float> reply_floats(std::size_t output = 0) const {
     std::vector<float> numbers(reply.at(output).bytes.size() / sizeof(float));
-    std::memcpy(numbers.data(), reply.at(output).bytes.data(), numbers.size() * sizeof(float));
+    if (!numbers.empty()) std::memcpy(numbers.data(), reply.at(output).bytes.data(), numbers.size() * sizeof(float));
     return numbers;
   }
 

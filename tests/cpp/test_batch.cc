@@ -105,6 +105,14 @@ TEST_F(BatchTest, CopiesEveryByteOfEveryInputIntoTheAlignedSlab) {
   }
 }
 
+TEST_F(BatchTest, CountsTheAlignmentOfItsInputsIntoTheSlab) {
+  const FakeRequestPtr a = floats({1, 1});
+  a->add_floats({1, 1'023});  // the bytes of both are a page
+  Batch batch = batch_of({a});
+  ASSERT_TRUE(batch.gather(slabs_).ok());
+  EXPECT_LE(batch.inputs()[1].data + batch.inputs()[1].bytes, batch.slab()->data() + batch.slab()->capacity());
+}
+
 TEST_F(BatchTest, GathersStringsAsTheirViews) {
   const FakeRequestPtr a = request(), b = request();
   a->add_strings({2, 2}, {"a", "", "ccc", std::string("\0d", 2)}).add_floats({2, 1}, 1);

@@ -217,7 +217,7 @@ TEST_F(BatchChooserTest, AddsWhatLeavesEnoughTimeForAll) {
 // One row takes 10 ms and four take 40: with four more waiting, a head that has only 39 would force a batch of three.
 TEST_F(BatchChooserTest, DropsAHeadThatWouldForceASmallBatchUnderOverload) {
   service_.record(4, 40 * kMillisecond, kNow);
-  BatchChooser chooser = choose(4, 6);
+  BatchChooser chooser = choose(4, 5);
   EXPECT_EQ(chooser.consider(1, kNow + 39 * kMillisecond), Verdict::kExpire);
   EXPECT_EQ(chooser.consider(1, kNow + 40 * kMillisecond), Verdict::kTake);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(chooser.consider(1, kNever), Verdict::kTake);

@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
 #include <memory>
 #include <new>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>

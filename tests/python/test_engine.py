@@ -216,10 +216,7 @@ def say():
             reply.outputs()
         except _core.StatusError as error:
             os.write(1, f"{{error.code}} ".encode())
-import atexit
-atexit.register(say)  # runs before
-atexit.unregister(engine._close_at_exit)
-atexit.register(engine._close_at_exit)
+threading.Thread(target=say, daemon=True).start()
 sys.exit(5)
 """)
     assert ended.returncode == 5, ended.stderr

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,12 +19,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headrace import _core, model
+from headrace import _core, model, proto
 from headrace.config import BatchingOptions
 from headrace.engine import Engine
 from headrace.errors import Code, FailedPrecondition, HeadraceError, InvalidArgument
 from headrace.model import LoadedModel
 from headrace.probe import NUMPY_DTYPES
+from headrace.recorded import WARMUP_FILE
 
 ANSWER_S = 30.0
 
@@ -224,6 +226,27 @@ def test_ordinary_models_are_batched(load: Callable[[str], LoadedModel], name: s
     assert all(found.batched for found in load(name).signatures.values())
 
 
+def test_requests_that_the_model_brings_along_are_probed_in_place_of_made_up_rows(
+    saved_models: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(saved_models / "unbatchable", tmp_path / "m")
+    path = tmp_path / "m" / "1" / WARMUP_FILE
+    path.parent.mkdir()
+    log = proto.message_class("tensorflow.serving.PredictionLog")()
+    log.predict_log.request.model_spec.signature_name = "probe_refused"
+    x = log.predict_log.request.inputs["x"]
+    x.dtype = 1
+    x.tensor_shape.dim.add(size=2)
+    x.tensor_shape.dim.add(size=5)
+    x.float_val.extend(range(10))
+    record = log.SerializeToString()
+    assert len(record) == 82
+    path.write_bytes(struct.pack("<QI", 82, 0xB707EB25) + record + bytes(4))  # TFRecord, with the length's checksum
+    found = model.load(tmp_path / "m", warm_up_seconds=0).signatures["probe_refused"]
+    assert found.batched
+    assert found.why == "rows alone and together agree"
+
+
 def test_loading_changes_no_state_of_the_model(serve: Callable[..., Lanes]) -> None:
     assert answer(serve("unbatchable")["counter"], x=np.zeros((1, 4), np.float32))["y"].tolist() == [[1.0] * 4]
 
@@ -412,7 +435,7 @@ COMPARE_EXECUTORS = """
 import sys, warnings
 from pathlib import Path
 import numpy as np
-from headrace import _core, model
+from headrace import _core, model, proto
 from headrace.config import BatchingOptions
 from headrace.engine import Engine
 from headrace.probe import equal, probe_rows, repeated

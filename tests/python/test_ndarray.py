@@ -77,16 +77,16 @@ def numbers(dtype: int) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
-def test_an_array_comes_back_contiguous_writable_and_the_callers_own(echo: Echo, dtype: int) -> None:
+def test_an_array_comes_back_contiguous_and_writable(echo: Echo, dtype: int) -> None:
     sent = numbers(dtype)
-    for array in (sent, sent[::-1, ::2], sent.T, np.asfortranarray(sent), sent[:0], sent[:, 1, 1]):
+    for array in (sent, sent[::-1, ::2], sent.T, np.asfortranarray(sent), sent[:, :0], sent[:, 1, 1], sent[0, 0, 0]):
         back = echo.send(array, dtype)
         assert back.dtype == array.dtype
         assert back.shape == array.shape
         assert (back == array).all()
         assert back.flags.c_contiguous
         assert back.flags.writeable
-        assert back.flags.owndata
+        assert not np.shares_memory(back, array)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in NUMBERS if dtype not in (UINT8, 6, BOOL, BFLOAT16)])
@@ -107,7 +107,7 @@ def test_foreign_byte_order_is_turned(echo: Echo, dtype: int) -> None:
         (np.asarray([["x", b"y"]], object), [[b"x", b"y"]]),
         ([[b""], [b"z" * 1000]], [[b""], [b"z" * 1000]]),
         (np.asarray(["a", "b", "c", "d"], object)[::2], [b"a", b"c"]),
-        ([], []),
+        ([[]], [[]]),
     ],
 )
 def test_strings_come_as_bytes_or_text_and_go_as_bytes(echo: Echo, value: Any, back: list[Any]) -> None:
@@ -126,7 +126,7 @@ def test_strings_come_as_bytes_or_text_and_go_as_bytes(echo: Echo, value: Any, b
         ([1.5], DOUBLE),
         ([1.5], BFLOAT16),
         ([3], UINT8),
-        ([], INT32),
+        ([[]], INT32),
         ([1.0], COMPLEX64),
         ([[1], [2]], INT64),
     ],
@@ -197,7 +197,7 @@ def test_an_input_that_a_callable_keeps_keeps_its_slab(echo: Echo) -> None:
     model, lane = echo.lane(FLOAT)
     kept = []
     for i in range(20):
-        reply = lane.submit({"x": np.full(1000, i, np.float32)}, ANSWER_S)
+        reply = lane.submit({"x": np.full((1, 1000), i, np.float32)}, ANSWER_S)
         batch = model.next()
         assert batch is not None
         kept.append(batch.inputs["x"])
@@ -206,7 +206,7 @@ def test_an_input_that_a_callable_keeps_keeps_its_slab(echo: Echo) -> None:
         del batch
         gc.collect()
     assert len({array.ctypes.data for array in kept}) == 20
-    assert [array[0] for array in kept] == list(range(20))
+    assert [array[0, 0] for array in kept] == list(range(20))
 
 
 def test_large_arrays_are_copied_whole(echo: Echo) -> None:
