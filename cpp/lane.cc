@@ -195,11 +195,12 @@ std::unique_ptr<Batch> Lane::next() {
 }
 
 void Lane::finish(std::unique_ptr<Batch> batch, const Status& status, Outputs outputs) {
-  const Batch::Answered answered = batch->finish(status, outputs, group_.clock.now_ns());
+  Batch::Answered answered = batch->finish(status, outputs, group_.clock.now_ns());
   outputs = {};
   stats_.ok.add(answered.ok);
   stats_.failed.add(answered.failed);
   stats_.count_run(*batch);
+  deliver(answered.requests);  // after the counting: who has a reply finds it counted
   if (batch->slab() != nullptr && batch->slab().use_count() > 1) ++stats_.slabs_held;
   if (options_.log_batches) log(*batch);
   std::lock_guard lock(mutex_);

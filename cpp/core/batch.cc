@@ -115,9 +115,8 @@ Batch::Answered Batch::finish(const Status& run_status, const Outputs& outputs, 
   for (std::size_t i = 0; divide && status.ok() && i < outputs.tensors.size(); ++i)
     status = check_divisible(outputs.tensors[i], rows_);
 
-  Answered counts;
-  std::vector<RequestPtr> answered;
-  answered.reserve(slots_.size());
+  Answered answered;
+  answered.requests.reserve(slots_.size());
   std::vector<TensorView> parts(outputs.tensors.size());
   for (const Slot& slot : slots_) {
     Request::State from;
@@ -128,11 +127,10 @@ Batch::Answered Batch::finish(const Status& run_status, const Outputs& outputs, 
         parts[i] = divide ? outputs.tensors[i].rows(slot.first_row, slot.rows) : outputs.tensors[i];
       slot.request->status = slot.request->write_reply(parts);
     }
-    ++(slot.request->status.ok() ? counts.ok : counts.failed);
-    answered.push_back(slot.request);
+    ++(slot.request->status.ok() ? answered.ok : answered.failed);
+    answered.requests.push_back(slot.request);
   }
-  deliver(answered);
-  return counts;
+  return answered;
 }
 
 void deliver(std::span<RequestPtr> answered) {

@@ -49,10 +49,11 @@ class Batch {
  public:
   enum class State { kFormed, kRunning, kDone };
 
-  // How many requests finish() answered with OK, and with an error.
+  // What finish() answered: how many requests with OK and with an error, and the requests, to be delivered.
   struct Answered {
     std::int64_t ok = 0;
     std::int64_t failed = 0;
+    std::vector<RequestPtr> requests;
   };
 
   // REQUIRES: the caller claimed the run of every request; they agree on dtypes and, if several, trailing shapes.
@@ -65,7 +66,8 @@ class Batch {
   void start(std::int64_t now_ns);
 
   // Stage 7, from any state to done: claims the answers that nobody gave yet.  With an OK status each request writes
-  // its reply from its rows of the outputs; else each gets `run_status`.
+  // its reply from its rows of the outputs; else each gets `run_status`.  The caller delivers them, once it has
+  // counted.
   Answered finish(const Status& run_status, const Outputs& outputs, std::int64_t now_ns);
 
   State state() const { return state_; }

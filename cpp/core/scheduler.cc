@@ -115,8 +115,9 @@ Scheduler::Formed Scheduler::form(std::int64_t now_ns, bool closing) {
 }
 
 void Scheduler::fill(Bucket& bucket, std::int64_t now_ns, bool closing, Formed* formed) {
-  const auto bytes_per_row =
-      static_cast<std::int64_t>(bucket.head->bytes) / std::max<std::int64_t>(bucket.head->rows, 1);
+  std::size_t head_bytes = 0;  // without strings, which are not copied into a slab
+  for (const TensorView& input : bucket.head->inputs) head_bytes += input.bytes;
+  const auto bytes_per_row = static_cast<std::int64_t>(head_bytes) / std::max<std::int64_t>(bucket.head->rows, 1);
   const auto rows_that_fit = static_cast<std::int64_t>(slab_bytes_max_) / std::max<std::int64_t>(bytes_per_row, 1);
   const std::int64_t rows_max = bucket.alone ? 1 : std::clamp<std::int64_t>(rows_that_fit, 1, options_.max_batch_size);
   BatchChooser chooser(service_, rows_max, bucket.rows, now_ns);

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
@@ -71,6 +70,8 @@ class LaneOptions:
     def slab_bytes_max(self) -> int: ...
     @property
     def waiting_bytes_max(self) -> int: ...
+    @property
+    def log_batches(self) -> bool: ...
 
 class Runner:
     """What a lane's native executors run."""

@@ -60,6 +60,13 @@ class BatchTest : public testing::Test {
 
 // ---- Gather ---------------------------------------------------------------------------------------------------------
 
+// As a lane does it: finishes, then delivers.
+Batch::Answered finish(Batch& batch, const Status& status, const Outputs& outputs, std::int64_t now_ns) {
+  Batch::Answered answered = batch.finish(status, outputs, now_ns);
+  deliver(answered.requests);
+  return answered;
+}
+
 TEST_F(BatchTest, GivesEachRequestItsSlotInOrderWithoutGaps) {
   const FakeRequestPtr a = floats({2, 3}), b = floats({1, 3}), c = floats({4, 3});
   const Batch batch = batch_of({a, b, c});
@@ -154,7 +161,7 @@ TEST_F(BatchTest, GathersRowsWithoutElements) {
   EXPECT_EQ(batch.inputs()[1].bytes, 3 * sizeof(float));
   EXPECT_EQ(batch.inputs()[2].shape, (Shape{3, 0}));
   batch.start(kNow);
-  EXPECT_EQ(batch.finish({}, inputs_as_outputs(batch), kNow).ok, 2);
+  EXPECT_EQ(finish(batch, {}, inputs_as_outputs(batch), kNow).ok, 2);
   EXPECT_EQ(b->reply.at(0).shape, (Shape{1, 0, 3}));
   EXPECT_EQ(b->reply_floats(1), std::vector<float>{3});
 }
@@ -166,7 +173,7 @@ TEST_F(BatchTest, GathersALoneScalarAndARequestWithoutInputs) {
   EXPECT_EQ(batch.inputs()[0].shape, Shape{});
   EXPECT_EQ(batch.inputs()[0].bytes, sizeof(float));
   batch.start(kNow);
-  EXPECT_EQ(batch.finish({}, inputs_as_outputs(batch), kNow).ok, 1);
+  EXPECT_EQ(finish(batch, {}, inputs_as_outputs(batch), kNow).ok, 1);
   EXPECT_EQ(scalar->reply_floats(), std::vector<float>{5});
   Batch empty = batch_of({nothing});
   ASSERT_TRUE(empty.gather(slabs_).ok());
@@ -180,7 +187,7 @@ TEST_F(BatchTest, SaysWhenThereIsNoMemoryAndWhichOptionHelps) {
   const Status status = batch.gather(slabs_);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_EQ(status.message(), "no memory for a batch of 1152921504606846976 bytes; lower --batch_size");
-  EXPECT_EQ(batch.finish(status, {}, kNow).failed, 1);
+  EXPECT_EQ(finish(batch, status, {}, kNow).failed, 1);
   EXPECT_EQ(a->status.code(), Code::kResourceExhausted);
 }
 
@@ -195,7 +202,7 @@ TEST_F(BatchTest, GivesEachRequestItsRowsOfEveryOutput) {
   const std::string_view names[] = {"r0", "r1", "r2", "r3", "r4", "r5"};
   Outputs outputs = inputs_as_outputs(batch);
   outputs.tensors.push_back({.dtype = DType::kString, .shape = {6}, .bytes = 12, .strings = names});
-  const Batch::Answered answered = batch.finish({}, outputs, kNow + 2);
+  const Batch::Answered answered = finish(batch, {}, outputs, kNow + 2);
   EXPECT_EQ(answered.ok, 3);
   EXPECT_EQ(answered.failed, 0);
   EXPECT_EQ(batch.state(), Batch::State::kDone);
@@ -220,7 +227,7 @@ TEST_F(BatchTest, GivesTheRunsErrorToEveryRequest) {
   Batch batch = batch_of({a, b});
   ASSERT_TRUE(batch.gather(slabs_).ok());
   batch.start(kNow);
-  const Batch::Answered answered = batch.finish(InvalidArgument("the model's words"), {}, kNow);
+  const Batch::Answered answered = finish(batch, InvalidArgument("the model's words"), {}, kNow);
   EXPECT_EQ(answered.ok, 0);
   EXPECT_EQ(answered.failed, 2);
   for (const FakeRequestPtr& request : {a, b}) {
@@ -242,7 +249,7 @@ TEST_F(BatchTest, RefusesAnOutputThatCannotBeDividedByRows) {
                                .shape = scalar ? Shape{} : Shape{4},
                                .data = batch.slab()->data(),
                                .bytes = scalar ? std::size_t{4} : 16});
-    EXPECT_EQ(batch.finish({}, outputs, kNow).failed, 2);
+    EXPECT_EQ(finish(batch, {}, outputs, kNow).failed, 2);
     EXPECT_EQ(a->status.code(), Code::kFailedPrecondition);
     EXPECT_EQ(a->status.message(), scalar ? "Batched output tensor has 0 dimensions"
                                           : "Batched output tensor's 0th dimension does not equal the sum of the 0th "
@@ -259,7 +266,7 @@ TEST_F(BatchTest, GivesARequestThatRanByItselfAllThereIs) {
   batch.start(kNow);
   Outputs outputs = inputs_as_outputs(batch);
   outputs.tensors[0].shape = {4};
-  EXPECT_EQ(batch.finish({}, outputs, kNow).ok, 1);
+  EXPECT_EQ(finish(batch, {}, outputs, kNow).ok, 1);
   EXPECT_EQ(only->reply.at(0).shape, (Shape{4}));
 }
 
@@ -269,7 +276,7 @@ TEST_F(BatchTest, TakesAFailureToWriteOneReplyForThatRequestsAlone) {
   Batch batch = batch_of({a, b, c});
   ASSERT_TRUE(batch.gather(slabs_).ok());
   batch.start(kNow);
-  const Batch::Answered answered = batch.finish({}, inputs_as_outputs(batch), kNow);
+  const Batch::Answered answered = finish(batch, {}, inputs_as_outputs(batch), kNow);
   EXPECT_EQ(answered.ok, 2);
   EXPECT_EQ(answered.failed, 1);
   EXPECT_EQ(b->status.message(), "cannot be written");
@@ -285,7 +292,7 @@ TEST_F(BatchTest, DropsTheResultOfWhatWasAnsweredMeanwhile) {
   Request::State from;
   ASSERT_TRUE(a->claim_answer(&from));
   a->status = Cancelled("meanwhile");
-  const Batch::Answered answered = batch.finish({}, inputs_as_outputs(batch), kNow);
+  const Batch::Answered answered = finish(batch, {}, inputs_as_outputs(batch), kNow);
   EXPECT_EQ(answered.ok, 1);
   EXPECT_EQ(answered.failed, 0);
   EXPECT_EQ(a->writes, 0);
@@ -301,7 +308,7 @@ TEST_F(BatchTest, CallsEachSinkOnceForAllItsReplies) {
   Batch batch = batch_of(requests);
   ASSERT_TRUE(batch.gather(slabs_).ok());
   batch.start(kNow);
-  EXPECT_EQ(batch.finish({}, inputs_as_outputs(batch), kNow).ok, 9);
+  EXPECT_EQ(finish(batch, {}, inputs_as_outputs(batch), kNow).ok, 9);
   EXPECT_EQ(sinks[0].call_sizes(), std::vector<std::size_t>{3});
   EXPECT_EQ(sinks[1].call_sizes(), std::vector<std::size_t>{6});
   EXPECT_TRUE(sinks[2].call_sizes().empty());
@@ -315,7 +322,7 @@ TEST_F(BatchTest, CallsNobodyWhereAllWereAnsweredMeanwhile) {
   Request::State from;
   ASSERT_TRUE(a->claim_answer(&from));
   batch.start(kNow);
-  EXPECT_EQ(batch.finish({}, inputs_as_outputs(batch), kNow).ok, 0);
+  EXPECT_EQ(finish(batch, {}, inputs_as_outputs(batch), kNow).ok, 0);
   EXPECT_TRUE(sink_.call_sizes().empty());
 }
 
@@ -327,7 +334,7 @@ TEST_F(BatchTest, GivesItsSlabBackWithTheLastReference) {
     EXPECT_TRUE(batch.gather(slabs_).ok());
     batch.start(kNow);
     if (adopted != nullptr) *adopted = batch.slab();
-    batch.finish({}, inputs_as_outputs(batch), kNow);
+    finish(batch, {}, inputs_as_outputs(batch), kNow);
     return batch.slab()->data();
   };
   const std::byte* memory = run(nullptr);

@@ -367,6 +367,23 @@ TEST_F(LaneTest, LimitsTheBytesThatWaitInAllLanesOfTheModel) {
   EXPECT_EQ(group_.waiting_bytes.load(), 0u);
 }
 
+TEST_F(LaneTest, CountsWhatItsStringsKeepTowardsTheBytesThatWait) {
+  LaneOptions options = adaptive(64);
+  options.waiting_bytes_max = 200;
+  make_lane(options);
+  const auto strings = [&](std::size_t length) {
+    FakeRequestPtr request(new FakeRequest(&sink_));
+    request->add_strings({1}, {std::string(length, 'x')});
+    return request;
+  };
+  submit(strings(180));
+  EXPECT_EQ(lane_->submit(strings(5)).code(), Code::kUnavailable);
+  EXPECT_EQ(next_rows(), 1);
+  submit(strings(5));
+  EXPECT_EQ(next_rows(), 1);
+  expect_all_answered();
+}
+
 // ---- Zero rows, scalars, no inputs, lanes that are not batched ------------------------------------------------------
 
 TEST_F(LaneTest, AnswersZeroRowsWithoutARun) {

@@ -139,6 +139,8 @@ class Client:
     def __init__(self, address: str, model: str) -> None:
         self.model = model
         self.channel = grpc.insecure_channel(address, options=UNLIMITED)
+        # Calls that wait for the connection may overtake each other.
+        grpc.channel_ready_future(self.channel).result(LIMIT_S)
         self.stub = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
 
     def request(self, inputs: Mapping[str, Any], signature: str = "", **spec: Any) -> predict_pb2.PredictRequest:
@@ -160,6 +162,12 @@ class Client:
     ) -> dict[str, NDArray[Any]]:
         """The outputs as arrays.  Raises grpc.RpcError."""
         return arrays(self.stub.Predict(self.request(inputs, signature, **spec), timeout=timeout))
+
+    def wait_received(self) -> None:
+        """Waits until the server has taken in what was sent before: it answers in the order of arrival what needs no run."""
+        for _ in range(3):
+            code, _ = self.refusal(predict_pb2.PredictRequest())
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
 
     def refusal(self, request: Any) -> tuple[grpc.StatusCode, str]:
         """The status of a request that is not answered with OK."""

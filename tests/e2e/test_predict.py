@@ -194,6 +194,7 @@ def test_outputs_that_are_their_inputs_stay_each_caller_s_own(ask: Ask) -> None:
     [
         (HALF, {"name": ""}, StatusCode.INVALID_ARGUMENT, "ModelSpec has no name specified."),
         (HALF, {"name": "foo"}, StatusCode.NOT_FOUND, "Servable not found for request: Latest(foo)"),
+        (HALF, {"name": "modèle"}, StatusCode.NOT_FOUND, "Servable not found for request: Latest(modèle)"),
         (HALF, {"version": 99}, StatusCode.NOT_FOUND, f"Servable not found for request: Specific({HALF}, 99)"),
         (HALF, {"name": "foo", "version": 1}, StatusCode.NOT_FOUND, "Servable not found for request: Specific(foo, 1)"),
         (HALF, {"version_label": "canary"}, StatusCode.UNAVAILABLE, "Model labels does not init yet.canary"),

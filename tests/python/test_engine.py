@@ -228,8 +228,8 @@ def test_ctrl_c_interrupts_a_wait() -> None:
     program = """
 engine, lane = start(lambda inputs: [inputs["x"]], batch_timeout_micros=3_600_000_000)
 reply = lane.submit(row)
-print("waiting", flush=True)
 try:
+    print("waiting", flush=True)
     reply.wait()
 except KeyboardInterrupt:
     print("interrupted", flush=True)

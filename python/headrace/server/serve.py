@@ -43,18 +43,20 @@ def serve(options: ServeOptions) -> int:
     _set_up_process()
     with StopSignals() as signals:
         starting = signals.run(lambda: Serving(options), "headrace-start")
+        told_to_stop = False
         while not starting.done():
-            if signals.wait():
+            told_to_stop = signals.wait()
+            if told_to_stop and not starting.done():
                 logger.info("stopped while starting")
                 _exit_now(0)
         serving = starting.result()
         logger.info("serving %s", serving.where)
-        while not signals.wait(LOG_INTERVAL_S):
+        while not told_to_stop and not signals.wait(LOG_INTERVAL_S):
             serving.log_interval()
         logger.info("stopping: answering the requests that were accepted")
         stopping = signals.run(serving.stop, "headrace-stop")
         while not stopping.done():
-            if signals.wait():
+            if signals.wait() and not stopping.done():
                 logger.info("stopped by a second signal")
                 _exit_now(1)
         if not stopping.result():
