@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind/array_request.h"
+#include "bind/gil.h"
 #include "bind/seconds.h"
 #include "bind/status_error.h"
 #include "core/stats.h"
@@ -58,7 +59,7 @@ Reply submit(const LaneHandle& handle, const py::dict& inputs, std::optional<dou
   request->deadline_ns = deadline_in(timeout);
   Status status;
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     status = lane.submit(request);
   }
   throw_unless_ok(status);
@@ -72,7 +73,7 @@ bool wait(const Reply& reply, std::optional<double> timeout) {
     const std::int64_t now_ns = SystemClock().now_ns();
     bool done = false;
     {
-      py::gil_scoped_release release;
+      GilRelease release;
       done = reply.request->wait_until(std::min(deadline_ns, now_ns + kSignalCheckNs));
     }
     if (done) return true;
@@ -83,7 +84,7 @@ bool wait(const Reply& reply, std::optional<double> timeout) {
 
 bool cancel(const Reply& reply) {
   Lane& lane = reply.lane.get();
-  py::gil_scoped_release release;
+  GilRelease release;
   return lane.cancel(reply.request);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bind/bind_lane.h"
+#include "bind/gil.h"
 #include "bind/ndarray.h"
 #include "bind/seconds.h"
 #include "bind/status_error.h"
@@ -34,7 +35,7 @@ class BatchHandle {
   BatchHandle(BatchHandle&&) = default;
   ~BatchHandle() {
     if (batch_ == nullptr) return;
-    py::gil_scoped_release release;
+    GilRelease release;
     lane_.lane->finish(std::move(batch_), Internal("the executor dropped the batch"), {});
   }
 
@@ -65,13 +66,13 @@ class BatchHandle {
     for (std::size_t i = 0; i < specs.size(); ++i)
       arrays.push_back(BorrowedArray::from(values[i], specs[i].dtype, "output \"" + specs[i].name + "\""));
     for (const BorrowedArray& array : arrays) outputs.tensors.push_back(array.view());
-    py::gil_scoped_release release;
+    GilRelease release;
     lane_.lane->finish(std::move(batch_), {}, std::move(outputs));
   }
 
   void fail(int code, std::string message) {
     batch();
-    py::gil_scoped_release release;
+    GilRelease release;
     lane_.lane->finish(std::move(batch_), Status(static_cast<Code>(code), std::move(message)), {});
   }
 
@@ -85,7 +86,7 @@ std::optional<BatchHandle> next_batch(const std::shared_ptr<ModelHandle>& handle
   Lane* lane = nullptr;
   std::unique_ptr<Batch> batch;
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     while (batch == nullptr && (lane = model.next_lane()) != nullptr) batch = lane->next();
   }
   if (batch == nullptr) return std::nullopt;
@@ -100,7 +101,7 @@ LaneHandle add_lane(const std::shared_ptr<ModelHandle>& handle, const Signature&
 
 bool close_model(const ModelHandle& handle, double drain_timeout) {
   Model& model = handle.model();
-  py::gil_scoped_release release;
+  GilRelease release;
   return model.close(seconds_ns(drain_timeout));
 }
 
@@ -122,7 +123,7 @@ ModelHandle::~ModelHandle() {
     leak(std::move(model_));
     return;
   }
-  py::gil_scoped_release release;
+  GilRelease release;
   model_->close(0);
 }
 
@@ -133,7 +134,7 @@ void register_model(py::module_& module) {
           "close",
           [](const TimerHandle& handle) {
             if (!handle.made.still_here()) return;
-            py::gil_scoped_release release;
+            GilRelease release;
             handle.timer->stop();
           },
           "Stops the thread.");

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/gil.h"
 #include "bind/ndarray.h"
 #include "bind/status_error.h"
 #include "core/signature.h"
@@ -29,7 +30,7 @@ LoadedLibrary load_library(const std::string& path) {
   LoadedLibrary loaded;
   Status status;
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     status = TensorFlowLibrary::load(path, &loaded.library);
   }
   throw_unless_ok(status);
@@ -42,7 +43,7 @@ std::shared_ptr<TensorFlowSession> load_saved_model(const LoadedLibrary& loaded,
   const std::string config_bytes = config;
   Status status;
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     status = TensorFlowSession::load(loaded.library, export_dir, tags, config_bytes, &session);
   }
   throw_unless_ok(status);
@@ -81,7 +82,7 @@ py::list run_session(const std::shared_ptr<TensorFlowSession>& session, const py
   Outputs outputs;
   Status status;
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     status = runner->run(values, arrays, &outputs);
   }
   throw_unless_ok(status);
@@ -118,8 +119,7 @@ void register_tensorflow(py::module_& module) {
 
   py::class_<CudaPinner, std::shared_ptr<CudaPinner>>(module, "SlabPinner", py::is_final(),
                                                       "Registers slabs with a GPU through libcuda.")
-      .def(py::init<const std::string&>(), py::arg("library_path") = "libcuda.so.1",
-           py::call_guard<py::gil_scoped_release>())
+      .def(py::init<const std::string&>(), py::arg("library_path") = "libcuda.so.1", py::call_guard<GilRelease>())
       .def_property_readonly("available", [](const CudaPinner& pinner) { return pinner.status().ok(); })
       .def_property_readonly("reason", [](const CudaPinner& pinner) { return pinner.status().message(); });
 }

@@ -7,6 +7,7 @@
 #include "bind/bind_model.h"
 #include "bind/bind_server.h"
 #include "bind/bind_tensorflow.h"
+#include "bind/gil.h"
 #include "bind/status_error.h"
 
 PYBIND11_MODULE(_core, module) {
@@ -18,4 +19,6 @@ PYBIND11_MODULE(_core, module) {
   headrace::register_lane(module);
   headrace::register_model(module);
   headrace::register_server(module);
+  module.def("forbid_gil", &headrace::forbid_gil,
+             "From now on other threads that come back from native code sleep for ever.");
 }

@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "bind/gil.h"
 #include "bind/status_error.h"
 
 namespace py = pybind11;
@@ -170,7 +171,7 @@ void copy_bytes(std::byte* to, const void* from, std::size_t bytes) {
     if (bytes != 0) std::memcpy(to, from, bytes);
     return;
   }
-  py::gil_scoped_release release;
+  GilRelease release;
   std::memcpy(to, from, bytes);
 }
 

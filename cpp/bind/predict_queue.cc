@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "bind/gil.h"
 #include "bind/seconds.h"
 #include "bind/status_error.h"
 
@@ -132,7 +133,7 @@ Status PredictQueue::queue(std::uint64_t token, const py::bytes& message, std::o
   PredictRequestPtr request;
   Router::Route route;
   {
-    std::optional<py::gil_scoped_release> release;
+    std::optional<GilRelease> release;
     if (text.size() >= kLargeMessageBytes) release.emplace();
     if (Status status = decode(text, std::move(owner), &request, &route); !status.ok()) return status;
   }
@@ -160,7 +161,7 @@ void PredictQueue::cancel(std::uint64_t token) {
   const auto entry = pending_.find(token);
   if (entry == pending_.end() || entry->second.request == nullptr) return;
   const Pending pending = entry->second;
-  py::gil_scoped_release release;
+  GilRelease release;
   pending.lane->cancel(pending.request);
 }
 
@@ -189,7 +190,7 @@ void PredictQueue::close() {
   for (const auto& [token, pending] : pending_)
     if (pending.request != nullptr) left.push_back(pending);
   {
-    py::gil_scoped_release release;
+    GilRelease release;
     for (const Pending& pending : left) pending.lane->cancel(pending.request);
   }
   left.clear();

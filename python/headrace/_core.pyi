@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 __version__: str
 
+def forbid_gil() -> None:
+    """From now on other threads that come back from native code sleep for ever: the end of the process has begun."""
+
 class StatusError(Exception):
     """A native call failed: `code` is gRPC's number, `message` says why."""
 

@@ -168,6 +168,7 @@ def _close_at_exit() -> None:
     engines = [engine for engine in _open_engines if engine._process == os.getpid()]
     for engine in engines:
         engine._stop(0.0, join_s=max(0.0, join_until - time.monotonic()))
+    _core.forbid_gil()
 
 
 def row_bytes(signature: _core.Signature) -> int:

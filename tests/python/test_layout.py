@@ -54,6 +54,7 @@ TESTED_ELSEWHERE = {
     "cpp/bind/bind_signature": "tests/python/test_engine.py",
     "cpp/bind/bind_tensorflow": "tests/python/test_model.py",
     "cpp/bind/fork": "tests/python/test_engine.py",
+    "cpp/bind/gil": "tests/python/test_engine.py",
     "cpp/bind/module": "registers what the other files bind",
     "cpp/bind/predict_queue": "tests/python/test_predict_codec.py, tests/stress/test_callables_tsan.py",
     "cpp/bind/seconds": "tests/python/test_engine.py",
