@@ -138,7 +138,7 @@ Status Lane::reserve(Request& request) {
         Unavailable("the requests that wait for model " + group_.model_name + " hold " + std::to_string(bytes_before) +
                     " bytes, and the limit is " + std::to_string(options_.waiting_bytes_max));
   }
-  if (!status.ok()) leave_queue(request);
+  if (!status.ok()) leave_queue(rows, request.bytes);
   return status;
 }
 
@@ -182,8 +182,15 @@ std::unique_ptr<Batch> Lane::next() {
   }
   if (rest.arrival_ns != kNever) group_.parking.wake_one();
   call_for_window(rest);
-  if (formed.batch != nullptr)
-    for (const Slot& slot : formed.batch->slots()) leave_queue(*slot.request);
+  if (formed.batch != nullptr) {
+    std::int64_t rows = 0;
+    std::size_t bytes = 0;
+    for (const Slot& slot : formed.batch->slots()) {
+      rows += queue_rows(*slot.request);
+      bytes += slot.request->bytes;
+    }
+    leave_queue(rows, bytes);
+  }
   answer_expired(expired);
   answer_expired(formed.expired);
   if (formed.batch == nullptr) return nullptr;
@@ -261,7 +268,7 @@ bool Lane::answer_early(const RequestPtr& request, Status status, Counter& count
   ++counter;
   RequestPtr answered[] = {request};
   deliver(answered);
-  if (from == Request::State::kWaiting) leave_queue(*request);
+  if (from == Request::State::kWaiting) leave_queue(queue_rows(*request), request->bytes);
   return true;
 }
 
@@ -270,9 +277,9 @@ void Lane::answer_expired(const std::vector<RequestPtr>& expired) {
     answer_early(request, DeadlineExceeded("Run() timeout exceeded while waiting in batching queue"), stats_.expired);
 }
 
-void Lane::leave_queue(const Request& request) {
-  group_.waiting_bytes.fetch_sub(request.bytes);
-  waiting_rows_.fetch_sub(queue_rows(request));
+void Lane::leave_queue(std::int64_t rows, std::size_t bytes) {
+  group_.waiting_bytes.fetch_sub(bytes);
+  waiting_rows_.fetch_sub(rows);
   if (!group_.closing.load()) return;
   group_.parking.wake_all();  // executors stay as long as anything waits
   std::lock_guard lock(mutex_);

@@ -107,7 +107,7 @@ class Lane final : public TimerClient {
   void enqueue(const RequestPtr& request);
   bool answer_early(const RequestPtr& request, Status status, Counter& counter);
   void answer_expired(const std::vector<RequestPtr>& expired);
-  void leave_queue(const Request& request);
+  void leave_queue(std::int64_t rows, std::size_t bytes);
   void call_for_window(const Scheduler::Head& head);
   std::vector<RequestPtr> refresh(std::int64_t now_ns);
   void signal_if_drained();

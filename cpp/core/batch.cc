@@ -123,8 +123,10 @@ Batch::Answered Batch::finish(const Status& run_status, const Outputs& outputs, 
     if (!slot.request->claim_answer(&from)) continue;
     slot.request->status = status;
     if (status.ok()) {
-      for (std::size_t i = 0; i < parts.size(); ++i)
-        parts[i] = divide ? outputs.tensors[i].rows(slot.first_row, slot.rows) : outputs.tensors[i];
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        parts[i] = outputs.tensors[i];  // reuses the shape's memory
+        if (divide) parts[i].narrow(slot.first_row, slot.rows);
+      }
       slot.request->status = slot.request->write_reply(parts);
     }
     ++(slot.request->status.ok() ? answered.ok : answered.failed);

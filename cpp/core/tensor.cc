@@ -94,19 +94,17 @@ std::string shape_text(const Shape& shape) {
   return text + "]";
 }
 
-TensorView TensorView::rows(std::int64_t first, std::int64_t count) const {
+void TensorView::narrow(std::int64_t first, std::int64_t count) {
   assert(!shape.empty() && first >= 0 && count >= 0 && first + count <= shape[0]);
-  TensorView part = *this;
-  part.shape[0] = count;
-  if (shape[0] == 0) return part;
-  if (strings != nullptr) {
-    part.strings = strings + first * (elements() / shape[0]);
-  } else {
-    const std::size_t row_bytes = bytes / static_cast<std::size_t>(shape[0]);
-    part.data = data + static_cast<std::size_t>(first) * row_bytes;
-    part.bytes = static_cast<std::size_t>(count) * row_bytes;
+  const std::int64_t all = shape[0];
+  if (all != 0 && strings != nullptr) {
+    strings += first * (elements() / all);
+  } else if (all != 0) {
+    const std::size_t row_bytes = bytes / static_cast<std::size_t>(all);
+    data += static_cast<std::size_t>(first) * row_bytes;
+    bytes = static_cast<std::size_t>(count) * row_bytes;
   }
-  return part;
+  shape[0] = count;
 }
 
 }  // namespace headrace

@@ -64,8 +64,8 @@ struct TensorView {
 
   std::int64_t elements() const { return shape_elements(shape); }
 
-  // The rows [first, first + count) along dimension 0.  REQUIRES: rank >= 1, the rows exist.
-  TensorView rows(std::int64_t first, std::int64_t count) const;
+  // Becomes a view of the rows [first, first + count) along dimension 0.  REQUIRES: rank >= 1, the rows exist.
+  void narrow(std::int64_t first, std::int64_t count);
 };
 
 }  // namespace headrace

@@ -57,19 +57,30 @@ class PythonExecutors:
             outputs = self._functions[name](batch.inputs)
             _check_rows(batch, outputs)
             batch.finish(outputs)
-        except HeadraceError as error:
-            batch.fail(error.code, error.message)
-        except _core.StatusError as error:
-            batch.fail(error.code, error.message)
         except BaseException as error:  # noqa: BLE001  whatever a function raises, its requests get an answer
-            self._complain(name, error)
-            batch.fail(Code.UNKNOWN, f"{type(error).__name__}: {error}")
+            if not isinstance(error, (HeadraceError, _core.StatusError)):
+                self._complain(name, error)
+            batch.fail(*_answer(error))
 
     def _complain(self, name: str, error: BaseException) -> None:
         """Logs the first exception with its traceback, which clients do not see."""
         if not self._complained:
             self._complained = True
             logger.error("%s/%s raised:", self._model.name, name, exc_info=error)
+
+
+def _answer(error: BaseException) -> tuple[Code, str]:
+    """The code and the message that clients get: never OK, always UTF-8, whatever the exception makes of itself."""
+    code = Code.UNKNOWN
+    try:
+        if isinstance(error, (HeadraceError, _core.StatusError)):
+            code = Code(error.code)
+            message = str(error.message)
+        else:
+            message = f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001  code of the function's author, too
+        message = type(error).__name__
+    return (Code.UNKNOWN if code == Code.OK else code), message.encode(errors="backslashreplace").decode()
 
 
 def _check_rows(batch: _core.Batch, outputs: Sequence[NDArray[Any]]) -> None:

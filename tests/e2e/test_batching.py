@@ -109,6 +109,14 @@ def test_a_full_queue_refuses_at_once_with_tensorflow_serving_s_text(serve: Any)
     assert y(waiting) == [2.5, 3.0, 3.5]
 
 
+def test_every_request_of_a_burst_is_answered_or_told_that_the_queue_is_full(serve: Any) -> None:
+    half = serve("--batch_size=64")
+    calls = [half.send([i]) for i in range(6000)]
+    refusals = [call.exception(LIMIT_S) for call in calls]
+    assert {refused.code() for refused in refusals if refused is not None} <= {StatusCode.UNAVAILABLE}
+    assert half.client.predict({"x": floats([2.0])})["y"].tolist() == [3.0]
+
+
 def test_a_request_whose_deadline_passes_leaves_the_queue(serve: Any) -> None:
     half = serve("--max_batch_size=4", HOUR)
     with pytest.raises(grpc.RpcError) as raised:

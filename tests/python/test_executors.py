@@ -12,7 +12,7 @@ import pytest
 from headrace import _core
 from headrace.config import BatchingOptions
 from headrace.engine import Engine
-from headrace.errors import Code, FailedPrecondition, Unavailable
+from headrace.errors import Code, FailedPrecondition, HeadraceError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -127,6 +127,37 @@ def test_an_exception_fails_its_batch_and_no_other(error: BaseException, code: C
             reply = lane.submit(rows(1))
             assert reply.wait(LIMIT_S)
             assert reply.outputs()["y"].tolist() == [[1.0, 1.0]]
+
+
+class Mute(Exception):
+    """Has no words for itself."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (Mute(), Code.UNKNOWN, "Mute"),
+        (ValueError("no \udc80 UTF-8"), Code.UNKNOWN, "ValueError: no \\udc80 UTF-8"),
+        (HeadraceError(Code.OK, "well"), Code.UNKNOWN, "well"),
+        (HeadraceError(Code.ABORTED, "\udc80"), Code.ABORTED, "\\udc80"),
+    ],
+)
+def test_an_exception_that_cannot_tell_what_it_is_stops_no_executor(
+    error: Exception, code: Code, message: str
+) -> None:
+    def fail_on_negative(inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        if inputs["x"].min() < 0:
+            raise error
+        return [inputs["x"]]
+
+    with serving(fail_on_negative, enable_batching=False, num_batch_threads=1) as lane:
+        assert status(lane.submit(rows(-1))) == (code, message)
+        reply = lane.submit(rows(1))
+        assert reply.wait(LIMIT_S)
+        assert reply.outputs()["y"].tolist() == [[1.0, 1.0]]
 
 
 def test_the_first_exception_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:

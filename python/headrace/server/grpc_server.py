@@ -30,11 +30,17 @@ if TYPE_CHECKING:
 
 STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
+# Calls that gRPC may hold before the event loop takes them in.  It cancels those beyond without a word, and at random;
+# its own limit of 1,000 is below that of our queues, which answer UNAVAILABLE and say what is full.
+CALLS_NOT_TAKEN_IN_MAX = 1 << 16
+
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     # Two servers on one port must not share it silently.
     ("grpc.so_reuseport", 0),
+    ("grpc.server.max_pending_requests", CALLS_NOT_TAKEN_IN_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", CALLS_NOT_TAKEN_IN_MAX),
 )
 
 # It is quiet when no request has come for so long, and it is not waited for longer than that.
