@@ -25,6 +25,14 @@ std::size_t content_bytes(const TensorView& tensor) {
   return bytes;
 }
 
+// Whether `rows` such rows have a size: beside a dimension of 0, whose tensor is empty, any other may be too large.
+bool size_is_known(const TensorView& input, std::int64_t rows) {
+  if (input.elements() != 0) return true;  // it is in memory, and so much smaller
+  Shape shape = input.shape;
+  shape[0] = rows;
+  return shape_elements(shape) >= 0;
+}
+
 }  // namespace
 
 Lane::Lane(LaneGroup& group, Signature signature, const LaneOptions& options, std::shared_ptr<Runner> runner,
@@ -67,15 +75,17 @@ Status Lane::admit(Request& request) {
   request.arrival_ns = group_.clock.now_ns();
   request.alone = !options_.batched || request.inputs.empty();
   request.rows = 1;
-  request.bytes = 0;
+  std::size_t input_bytes = 0;
   for (const TensorView& input : request.inputs) {
     request.alone |= input.shape.empty();
-    request.bytes += content_bytes(input);
+    input_bytes += content_bytes(input);
   }
   if (!request.inputs.empty() && !request.inputs[0].shape.empty()) request.rows = request.inputs[0].shape[0];
-  if (request.bytes > options_.slab_bytes_max) {
-    return InvalidArgument("the request's inputs have " + std::to_string(request.bytes) +
-                           " bytes; the largest batch may have " + std::to_string(options_.slab_bytes_max));
+  request.bytes = std::max(request.bytes, input_bytes);
+  if (input_bytes > options_.slab_bytes_max) {
+    return InvalidArgument("the request's inputs have " + std::to_string(input_bytes) +
+                           " bytes; the largest batch may have " + std::to_string(options_.slab_bytes_max) +
+                           " (slab_bytes_max)");
   }
   if (request.deadline_ns <= request.arrival_ns)
     return DeadlineExceeded("Run() timeout exceeded before the request was queued");
@@ -84,6 +94,10 @@ Status Lane::admit(Request& request) {
     if (input.shape[0] != request.rows) {
       return InvalidArgument("Batching Run() input tensors must have equal 0th-dimension size: got " +
                              std::to_string(request.rows) + " and " + std::to_string(input.shape[0]));
+    }
+    if (!size_is_known(input, options_.policy.max_batch_size)) {
+      return InvalidArgument("shape " + shape_text(input.shape) + " is too large for a batch of " +
+                             std::to_string(options_.policy.max_batch_size) + " rows");
     }
   }
   if (request.rows > options_.policy.max_batch_size) {
@@ -136,7 +150,7 @@ Status Lane::reserve(Request& request) {
   } else if (bytes_before + request.bytes > options_.waiting_bytes_max) {
     status =
         Unavailable("the requests that wait for model " + group_.model_name + " hold " + std::to_string(bytes_before) +
-                    " bytes, and the limit is " + std::to_string(options_.waiting_bytes_max));
+                    " bytes, and the limit is " + std::to_string(options_.waiting_bytes_max) + " (waiting_bytes_max)");
   }
   if (!status.ok()) leave_queue(rows, request.bytes);
   return status;

@@ -10,8 +10,8 @@
 namespace headrace {
 namespace {
 
-// How long an executor that has nothing to run may take to leave.
-constexpr std::int64_t kLeaveWithinNs = 1'000'000'000;
+// How long executors may take to leave once nothing waits: as long as a run of theirs takes, within reason.
+constexpr std::int64_t kLeaveWithinNs = 5'000'000'000;
 
 }  // namespace
 

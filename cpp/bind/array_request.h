@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -31,7 +32,8 @@ class ArrayRequest final : public Request {
   bool wait_until(std::int64_t deadline_ns);
   bool was_done() const { return done_.load() == kDone; }
 
-  // REQUIRES: was_done(), status OK.  One array per output, over memory that it alone keeps; made at the first call.
+  // REQUIRES: was_done(), status OK.  One array per output, over the reply's memory, which the arrays keep: those of
+  // another call share it.
   std::vector<pybind11::array> take_outputs();
 
  private:

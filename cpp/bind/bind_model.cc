@@ -4,6 +4,7 @@
 
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,6 +36,10 @@ class BatchHandle {
   BatchHandle(BatchHandle&&) = default;
   ~BatchHandle() {
     if (batch_ == nullptr) return;
+    if (!lane_.model->still_here()) {
+      leak(std::move(batch_));
+      return;
+    }
     GilRelease release;
     lane_.lane->finish(std::move(batch_), Internal("the executor dropped the batch"), {});
   }
@@ -56,6 +61,7 @@ class BatchHandle {
 
   void finish(const py::sequence& values) {
     batch();
+    lane_.get();
     const std::vector<TensorSpec>& specs = lane_.lane->signature().outputs;
     if (values.size() != specs.size()) {
       throw_status(InvalidArgument("got " + std::to_string(values.size()) + " outputs, signature has " +
@@ -72,6 +78,7 @@ class BatchHandle {
 
   void fail(int code, std::string message) {
     batch();
+    lane_.get();
     GilRelease release;
     lane_.lane->finish(std::move(batch_), Status(static_cast<Code>(code), std::move(message)), {});
   }

@@ -36,6 +36,7 @@ class ModelHandle {
     made_.check("model");
     return *model_;
   }
+  bool still_here() const { return made_.still_here(); }
   const std::shared_ptr<Model>& shared() const { return model_; }
 
  private:

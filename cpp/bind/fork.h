@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forked: whether this process is a fork of the one that made an object.  Threads do not survive a fork, so what has
-// threads is unusable in the child, and is left alone there instead of being destroyed.
+// MadeHere: whether this process is the one that made an object, or a fork of it.  Threads do not survive a fork, so
+// what has threads is unusable in the child, and is left alone there instead of being destroyed.
 //
 // Thread safety: any thread.
 
@@ -11,7 +11,7 @@
 
 namespace headrace {
 
-// How many forks lie between this process and the one that loaded the module.
+// How many forks lie between this process and the one that asked first.
 int fork_generation();
 
 class MadeHere {

@@ -138,6 +138,7 @@ Status PredictQueue::queue(std::uint64_t token, const py::bytes& message, std::o
     if (Status status = decode(text, std::move(owner), &request, &route); !status.ok()) return status;
   }
   request->token = token;
+  request->bytes = text.size();
   request->deadline_ns = deadline_in(timeout);
   request->sink = answers_.get();
   pending_[token] = {request, route.lane, route.model->shared_from_this()};

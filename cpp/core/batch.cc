@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -25,6 +26,14 @@ Status check_divisible(const TensorView& output, std::int64_t rows) {
         std::to_string(output.shape[0]) + " rows for " + std::to_string(rows));
   }
   return {};
+}
+
+Status write_reply(Request& request, std::span<const TensorView> outputs) {
+  try {
+    return request.write_reply(outputs);
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("no memory for the reply; send fewer rows or ask for fewer outputs");
+  }
 }
 
 }  // namespace
@@ -74,7 +83,12 @@ Status Batch::gather(SlabPool& slabs) {
   slab_ = slabs.acquire(slab_bytes);
   if (slab_ == nullptr)
     return ResourceExhausted("no memory for a batch of " + std::to_string(slab_bytes) + " bytes; lower --batch_size");
-  strings_.reserve(string_count);
+  try {
+    strings_.reserve(string_count);
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("no memory for a batch of " + std::to_string(string_count) +
+                             " strings; lower --batch_size");
+  }
   std::byte* to = slab_->data();
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     TensorView& input = inputs_[i];
@@ -127,7 +141,7 @@ Batch::Answered Batch::finish(const Status& run_status, const Outputs& outputs, 
         parts[i] = outputs.tensors[i];  // reuses the shape's memory
         if (divide) parts[i].narrow(slot.first_row, slot.rows);
       }
-      slot.request->status = slot.request->write_reply(parts);
+      slot.request->status = write_reply(*slot.request, parts);
     }
     ++(slot.request->status.ok() ? answered.ok : answered.failed);
     answered.requests.push_back(slot.request);

@@ -12,7 +12,7 @@
 //   stopped producer holds up nobody but the one whom it is about to wake.
 // Invariants: in `word_`, signals <= parked <= 65,535.  parked counts those between prepare() and the end of cancel()
 //   or park(); signals those of them who have been called and have not left.  Both are exact: no wake is lost, and no
-//   system call is made for a sleeper who is awake already.
+//   system call is made for a sleeper who has been called already.
 //
 // Why no wake is lost.  push() and prepare() are read-modify-writes, the looks that follow them are loads, all seq_cst:
 // either the producer's look sees the sleeper, or the sleeper's look sees the request.  In the first case a signal is

@@ -68,13 +68,13 @@ class Request : public boost::intrusive_ref_counter<Request, boost::thread_safe_
   std::vector<TensorView> inputs;  // in the signature's order; memory lives as long as the request
   std::int64_t rows = 1;           // dimension 0 of every input; set by the lane
   std::int64_t deadline_ns = kNever;
+  std::size_t bytes = 0;      // of memory that it keeps; the lane raises it to what its inputs have
   ReplySink* sink = nullptr;  // outlives the request
   std::uint64_t token = 0;    // the front end's own name for it
 
   // Owned by the lane.
   Request* next = nullptr;      // link of the mailbox, then of its bucket
   std::int64_t arrival_ns = 0;  // when submit() accepted it
-  std::size_t bytes = 0;        // of all inputs
   bool alone = false;           // never shares a batch (scalar input, no input, lane not batched)
 
   // The reply, for whoever holds it after delivery.

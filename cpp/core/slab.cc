@@ -45,6 +45,7 @@ struct SlabPool::Shelf {
     std::unique_ptr<Slab> replaced;  // freed after the lock
     std::lock_guard lock(mutex);
     out_max = std::max(out_max, ++out);
+    idle.reserve(out_max);  // so that put_back() never allocates
     for (auto candidate = idle.begin(); candidate != idle.end(); ++candidate) {
       if ((*candidate)->capacity() < bytes) continue;
       std::unique_ptr<Slab> slab = std::move(*candidate);

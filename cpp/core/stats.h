@@ -43,7 +43,7 @@ struct Stats {
   Counter expired;    // DEADLINE_EXCEEDED
   Counter cancelled;  // by the client
   Counter closed;     // UNAVAILABLE at shutdown
-  // Batches that ran.
+  // Batches that ran, or found no memory to.
   Counter batches;
   Counter batch_requests;
   Counter batch_rows;
@@ -51,7 +51,7 @@ struct Stats {
   Counter run_ns;   // summed over the batches
   std::array<Counter, kBatchReasons> batches_by_reason;
   std::vector<Counter> batches_by_rows;  // [n]: batches of n rows; the last: larger ones
-  // Slabs that something still held after the batch was answered, and that were replaced.
+  // Slabs that something still held when the batch had been answered: out of the pool until that lets go.
   Counter slabs_held;
 
   void count_run(const Batch& batch) {

@@ -80,6 +80,12 @@ std::size_t optional_bytes_field_bytes(std::uint32_t number, std::string_view by
   return bytes.empty() ? 0 : bytes_field_bytes(number, bytes.size());
 }
 
+// Each entry costs far more memory than the two bytes that it can have in a message.
+Status too_many_entries() {
+  return InvalidArgument("the message has more than " + std::to_string(PredictRequest::kEntriesMax) +
+                         " inputs, values of inputs and output filters; send fewer");
+}
+
 }  // namespace
 
 struct PredictRequest::Input {
@@ -115,6 +121,7 @@ Status PredictRequest::parse(std::string_view message) {
         if (Status parsed = parse_input(field.bytes); !parsed.ok()) return parsed;
         break;
       case kRequestOutputFilterTag:
+        if (++entries_ > kEntriesMax) return too_many_entries();
         if (!is_utf8(field.bytes)) return malformed("output_filter");
         output_filter_.push_back(field.bytes);
         break;
@@ -164,6 +171,7 @@ bool PredictRequest::parse_version(std::string_view int64_value) {
 }
 
 Status PredictRequest::parse_input(std::string_view entry) {
+  if (++entries_ > kEntriesMax) return too_many_entries();
   if (inputs_.empty()) inputs_.reserve(2);
   Input& input = inputs_.emplace_back(Input{{}, inputs_.size(), TensorProto(&arena_)});
   FieldReader reader(entry);
@@ -172,6 +180,7 @@ Status PredictRequest::parse_input(std::string_view entry) {
       if (!is_utf8(field.bytes)) return malformed("the name of an input");
       input.name = field.bytes;
     } else if (field.tag == kEntryValueTag) {
+      if (++entries_ > kEntriesMax) return too_many_entries();
       if (!input.tensor.merge(field.bytes)) return malformed("input " + std::string(input.name));
     }
   }

@@ -43,6 +43,9 @@ using PredictRequestPtr = boost::intrusive_ptr<PredictRequest>;
 
 class PredictRequest final : public Request {
  public:
+  // Inputs, values of inputs and output filters together; far above what a signature has.
+  static constexpr std::size_t kEntriesMax = 65'536;
+
   // Stage 2: reads a whole message, whose bytes live as long as `owner`.  Every malformed message is INVALID_ARGUMENT.
   static Status decode(std::span<const std::byte> message, std::shared_ptr<const void> owner, PredictRequestPtr* out);
 
@@ -90,6 +93,7 @@ class PredictRequest final : public Request {
   std::string_view model_name_;
   std::int64_t version_ = 0;
   std::string response_;
+  std::size_t entries_ = 0;
 
   // Everything of a usual request lies in the first bytes, so that a small one takes three allocations: itself, the
   // list of inputs, and a shape.

@@ -86,7 +86,7 @@ std::string tensor_text(const TensorView& tensor) {
 
 Status over_budget(const TensorView& tensor, std::size_t budget) {
   return InvalidArgument(tensor_text(tensor) + " takes more than the " + std::to_string(budget) +
-                         " bytes left of what the values of one request may unfold to (unfolded_bytes_max)");
+                         " bytes left of what the values of one request may unfold to; send fewer");
 }
 
 Status bad_content(const TensorView& tensor, std::size_t bytes) {

@@ -148,7 +148,7 @@ class Reply:
         """Whether it is answered within `timeout` seconds.  Ctrl-C interrupts the wait within 100 ms."""
     def done(self) -> bool: ...
     def cancel(self) -> bool:
-        """Whether this call took the request out of the queue; False once it was answered."""
+        """Whether this call answered the request, with CANCELLED; False once it was answered."""
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Contiguous, writable arrays of the caller's own.  Raises StatusError if the request failed or is not answered yet."""
 

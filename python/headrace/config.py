@@ -150,7 +150,7 @@ class BatchingOptions:
         flag=False,
     )
     waiting_bytes_max: int = option(
-        512 * MIB, "memory of the requests that wait for one signature", unit="bytes", least=4096, flag=False
+        512 * MIB, "memory of the requests that wait for one model", unit="bytes", least=4096, flag=False
     )
     log_batches: bool = option(False, "print one line per batch")
 

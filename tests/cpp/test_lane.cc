@@ -276,6 +276,17 @@ TEST_F(LaneTest, RefusesInputsOfUnequalRows) {
   EXPECT_EQ(lane_->submit(empty).code(), Code::kInvalidArgument);
 }
 
+TEST_F(LaneTest, RefusesAnEmptyShapeWhoseBatchWouldHaveNoSize) {
+  constexpr std::int64_t kHuge = std::int64_t{1} << 60;  // eight of these are one too many for 64 bits
+  make_lane(adaptive(8));
+  const Status status = lane_->submit(floats({1, kHuge, 0}));
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.message(), "shape [1,1152921504606846976,0] is too large for a batch of 8 rows");
+  for (int i = 0; i < 8; ++i) submit(floats({1, kHuge / 2, 0}));
+  EXPECT_EQ(next_rows(), 8);
+  expect_all_answered();
+}
+
 TEST_F(LaneTest, RefusesADeadlineThatHasPassed) {
   make_lane(adaptive(8));
   FakeRequestPtr request = floats({1, 1});
@@ -357,7 +368,8 @@ TEST_F(LaneTest, LimitsTheBytesThatWaitInAllLanesOfTheModel) {
   ASSERT_TRUE(other.submit(floats({1, 40})).ok());
   const Status status = lane_->submit(floats({1, 11}));
   EXPECT_EQ(status.code(), Code::kUnavailable);
-  EXPECT_EQ(status.message(), "the requests that wait for model model hold 960 bytes, and the limit is 1000");
+  EXPECT_EQ(status.message(),
+            "the requests that wait for model model hold 960 bytes, and the limit is 1000 (waiting_bytes_max)");
   submit(floats({1, 10}));
   other.run_next();
   submit(floats({1, 40}));

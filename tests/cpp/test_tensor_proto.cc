@@ -248,7 +248,7 @@ TEST(TensorProto, ServesExactlyTheTypesThatItShould) {
 
 TEST(TensorProto, RefusesToUnfoldAFewBytesIntoTooMany) {
   const std::string limit =
-      " takes more than the 1000 bytes left of what the values of one request may unfold to (unfolded_bytes_max)";
+      " takes more than the 1000 bytes left of what the values of one request may unfold to; send fewer";
   const auto unfold = [](DType dtype, const Shape& shape, std::string_view values) {
     return error(tensor_proto(dtype, shape, values), 1000);
   };

@@ -226,7 +226,7 @@ def test_a_request_without_model_spec_is_refused(ask: Ask) -> None:
     [
         (HALF, {}, "input size does not match signature"),
         (HALF, {"k1": [1.0], "k2": [1.0]}, "Sent extra: {k1,k2}. Missing but required: {x}."),
-        (HALF, {"z": [1.0]}, "input"),
+        (HALF, {"z": [1.0]}, "Signature input alias: x(feed name: "),
         (HALF, {"x": [True]}, "to be float but bool is provided"),
         (HALF, {"x": ["text"]}, "to be float but string is provided"),
         (HALF, {"x": np.zeros([65], np.float32)}, "Task size 65 is larger than maximum input batch size 64"),
@@ -269,7 +269,7 @@ def test_a_wrong_output_filter_has_tensorflow_serving_s_error(ask: Ask, names: l
 def test_a_tensor_that_contradicts_itself_is_refused(ask: Ask, text: str) -> None:
     code, details = ask(HALF).refusal(ask(HALF).request({"x": tensor(text)}))
     assert code is StatusCode.INVALID_ARGUMENT
-    assert "x" in details
+    assert details.startswith("tensor parsing error: x")
 
 
 @pytest.mark.parametrize("message", [b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x12\x02\x0a\x7f"])
@@ -289,8 +289,8 @@ def test_a_model_that_fails_answers_with_its_error_and_goes_on(ask: Ask) -> None
 
 
 def test_large_messages_go_both_ways(ask: Ask) -> None:
-    x = np.arange(2_000_000, dtype=np.float32).reshape(1, 2_000_000)
-    assert ask("unbatchable").predict({"x": x.reshape(-1, 4)[:8]}, "flat")["y"].shape == (32,)
+    x = np.arange(2_000_000, dtype=np.float32).reshape(-1, 4)
+    assert ask("unbatchable").predict({"x": x}, "flat")["y"].shape == (2_000_000,)
     text = b"x" * 20_000_000
     answer = ask("several").predict({"a": [text], "b": [b"y"]}, "texts")
     assert answer["joined"][0] == text + b"-y"

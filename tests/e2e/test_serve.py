@@ -21,7 +21,6 @@ import grpc
 import numpy as np
 import pytest
 
-import headrace
 from tests.e2e.served import LIMIT_S, SERVING, Client, Served, arrays
 
 if TYPE_CHECKING:
@@ -348,10 +347,3 @@ def test_an_idle_server_sleeps(saved_models: Path) -> None:
             return (switches(server.process.pid) - before) / 2.0
 
         assert best_of_5(per_second) < 20
-
-
-def test_the_version_of_the_command_is_the_one_under_test() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", "import headrace; print(headrace.__file__)"], capture_output=True, text=True, check=True
-    )
-    assert told.stdout.strip() == headrace.__file__

@@ -145,9 +145,7 @@ class Mute(Exception):
         (HeadraceError(Code.ABORTED, "\udc80"), Code.ABORTED, "\\udc80"),
     ],
 )
-def test_an_exception_that_cannot_tell_what_it_is_stops_no_executor(
-    error: Exception, code: Code, message: str
-) -> None:
+def test_an_exception_that_cannot_tell_what_it_is_stops_no_executor(error: Exception, code: Code, message: str) -> None:
     def fail_on_negative(inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         if inputs["x"].min() < 0:
             raise error

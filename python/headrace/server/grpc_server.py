@@ -130,8 +130,8 @@ class GrpcServer:
         self._arrived.set()
         token = next(self._tokens)
         answer: asyncio.Future[tuple[int, str, bytes]] = self._loop.create_future()
-        self._answers[token] = answer
         self._queue.submit(token, message, context.time_remaining())
+        self._answers[token] = answer  # in time: _deliver() runs on this loop too
         try:
             code, text, response = await answer
         except asyncio.CancelledError:
