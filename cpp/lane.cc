@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <utility>
 
 namespace headrace {
@@ -16,6 +17,9 @@ namespace {
 constexpr std::int64_t kDeadlineGrainNs = 200'000;
 // Requests that were cancelled are unlinked this soon, when no executor does it before.
 constexpr std::int64_t kSweepWithinNs = 10'000'000;
+
+// Rows without elements cost nothing to send; so many of them still count without overflow.
+constexpr std::int64_t kRowsMax = std::numeric_limits<std::int32_t>::max();
 
 // What a tensor keeps from being freed while it waits.
 std::size_t content_bytes(const TensorView& tensor) {
@@ -86,6 +90,10 @@ Status Lane::admit(Request& request) {
     return InvalidArgument("the request's inputs have " + std::to_string(input_bytes) +
                            " bytes; the largest batch may have " + std::to_string(options_.slab_bytes_max) +
                            " (slab_bytes_max)");
+  }
+  if (request.rows > kRowsMax) {
+    return InvalidArgument("the request has " + std::to_string(request.rows) + " rows; a batch may have " +
+                           std::to_string(kRowsMax));
   }
   if (request.deadline_ns <= request.arrival_ns)
     return DeadlineExceeded("Run() timeout exceeded before the request was queued");

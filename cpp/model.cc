@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -40,6 +41,10 @@ void Model::start(int num_batch_threads) {
     executors_.push_back({std::thread(std::move(serve)), std::move(done)});
     pthread_setname_np(executors_.back().thread.native_handle(), "headrace-exec");
   }
+}
+
+bool Model::has_runners() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->has_runner(); });
 }
 
 Lane* Model::oldest_eligible_lane() {

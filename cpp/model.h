@@ -38,8 +38,10 @@ class Model : public std::enable_shared_from_this<Model> {
   // The lane of that signature, or nullptr.
   Lane* lane(std::string_view signature_name) const;
 
-  // Starts native executors.  REQUIRES: every lane has a runner.
+  // Starts native executors.  REQUIRES: has_runners().
   void start(int num_batch_threads);
+  // Whether every lane has a runner.
+  bool has_runners() const;
 
   // For an executor: waits for the lane whose oldest eligible request is the oldest of all; nullptr once the model is
   // closed and nothing waits.

@@ -45,6 +45,8 @@ std::vector<ArrayCopy> copy_inputs(const Signature& signature, const py::dict& i
     copies.push_back(ArrayCopy::from(inputs[name], spec.dtype, "input \"" + spec.name + "\""));
   }
   for (const auto& [name, value] : inputs) {
+    if (!py::isinstance<py::str>(name))
+      throw_status(InvalidArgument("an input is named by a str; got " + py::cast<std::string>(py::repr(name))));
     if (signature.input_index(py::cast<std::string>(name)) < 0)
       throw_status(InvalidArgument("there is no input \"" + py::cast<std::string>(name) + "\"; the signature has " +
                                    name_set(signature.inputs)));

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,8 @@ class BatchHandle {
 
   void fail(int code, std::string message) {
     batch();
+    if (code <= static_cast<int>(Code::kOk) || code > static_cast<int>(Code::kUnauthenticated))
+      throw_status(InvalidArgument("an error has a code from 1 to 16; was " + std::to_string(code)));
     lane_.get();
     GilRelease release;
     lane_.lane->finish(std::move(batch_), Status(static_cast<Code>(code), std::move(message)), {});
@@ -104,6 +107,20 @@ LaneHandle add_lane(const std::shared_ptr<ModelHandle>& handle, const Signature&
                     std::shared_ptr<Runner> runner, std::shared_ptr<CudaPinner> pinner) {
   if (pinner != nullptr && !pinner->status().ok()) pinner = nullptr;
   return {handle, &handle->model().add_lane(signature, options, std::move(runner), std::move(pinner))};
+}
+
+void start_model(const ModelHandle& handle, int num_batch_threads) {
+  Model& model = handle.model();
+  if (num_batch_threads < 1)
+    throw_status(InvalidArgument("num_batch_threads must be positive; was " + std::to_string(num_batch_threads)));
+  if (!model.has_runners())
+    throw_status(FailedPrecondition("a lane has no runner: native executors need one, Python ones call next()"));
+  try {
+    model.start(num_batch_threads);
+  } catch (const std::system_error& error) {
+    throw_status(ResourceExhausted("cannot start " + std::to_string(num_batch_threads) +
+                                   " executor threads: " + error.what() + "; lower num_batch_threads"));
+  }
 }
 
 bool close_model(const ModelHandle& handle, double drain_timeout) {
@@ -167,9 +184,7 @@ void register_model(py::module_& module) {
       .def_property_readonly("version", [](const ModelHandle& handle) { return handle.model().version(); })
       .def("add_lane", &add_lane, py::arg("signature"), py::arg("options"), py::arg("runner") = nullptr,
            py::arg("pinner") = nullptr, "Adds a lane; before start() or the first next().")
-      .def(
-          "start", [](const ModelHandle& handle, int threads) { handle.model().start(threads); },
-          py::arg("num_batch_threads"), "Starts native executors.")
+      .def("start", &start_model, py::arg("num_batch_threads"), "Starts native executors.")
       .def("next", &next_batch, "Waits for a gathered batch; None once the model is closed and drained.")
       .def("close", &close_model, py::arg("drain_timeout"), "Drains the lanes and stops the executors.");
 }

@@ -23,12 +23,12 @@ void register_server(py::module_& module) {
             model->model();
             router.add(model->shared());
           },
-          py::arg("model"), py::keep_alive<1, 2>());
+          py::arg("model").none(false), py::keep_alive<1, 2>());
 
   py::class_<PredictQueue>(module, "PredictQueue", py::is_final(),
                            "PredictRequest messages in, PredictResponse messages out.")
       .def(py::init([](const std::shared_ptr<Router>& router) { return std::make_unique<PredictQueue>(router); }),
-           py::arg("router"), py::keep_alive<1, 2>())
+           py::arg("router").none(false), py::keep_alive<1, 2>())
       .def("fileno", &PredictQueue::fileno, "Readable while answers wait.")
       .def("submit", &PredictQueue::submit, py::arg("token"), py::arg("message"), py::arg("timeout") = py::none())
       .def("cancel", &PredictQueue::cancel, py::arg("token"))

@@ -8,11 +8,13 @@
 #include "bind/bind_server.h"
 #include "bind/bind_tensorflow.h"
 #include "bind/gil.h"
+#include "bind/ndarray.h"
 #include "bind/status_error.h"
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The native core of Headrace.";
   module.attr("__version__") = HEADRACE_VERSION;
+  headrace::prepare_arrays();
   headrace::register_status_error(module);
   headrace::register_signature(module);
   headrace::register_tensorflow(module);

@@ -188,6 +188,11 @@ py::array strings_to_array(const TensorView& view) {
 
 }  // namespace
 
+void prepare_arrays() {
+  py::detail::npy_api::get();
+  bfloat16_dtype();
+}
+
 py::dtype numpy_dtype(DType dtype) {
   if (dtype == DType::kBfloat16) return bfloat16_dtype();
   if (dtype == DType::kString) return py::dtype("O");

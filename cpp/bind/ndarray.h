@@ -24,6 +24,10 @@
 
 namespace headrace {
 
+// Imports what the conversions need.  Once, with the module: an import under a conversion runs Python under C++ frames,
+// and a thread that the end of the process stops there takes the process down.
+void prepare_arrays();
+
 // NumPy's dtype of a served type.  REQUIRES: dtype_is_served(dtype).
 pybind11::dtype numpy_dtype(DType dtype);
 

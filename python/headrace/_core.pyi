@@ -138,7 +138,8 @@ class Batch:
         """Views of the slab, no copies; strings are object arrays of bytes.  An array that outlives the batch keeps its slab."""
     def finish(self, outputs: Sequence[NDArray[Any]]) -> None:
         """Answers every request from its rows of the outputs, which are in the signature's order."""
-    def fail(self, code: int, message: str) -> None: ...
+    def fail(self, code: int, message: str) -> None:
+        """Answers every request with an error; `code` is gRPC's, from 1 to 16."""
 
 @final
 class Reply:
@@ -181,7 +182,8 @@ class Model:
     ) -> Lane:
         """Adds a lane; before start() or the first next().  Without a runner its batches come out of next()."""
     def start(self, num_batch_threads: int) -> None:
-        """Starts native executors; every lane needs a runner."""
+        """Starts native executors.  Raises StatusError where a lane has no runner (FAILED_PRECONDITION) or the system no
+        more threads (RESOURCE_EXHAUSTED)."""
     def next(self) -> Batch | None:
         """Waits for a gathered batch of any lane; None once the model is closed and drained.  For Python executors."""
     def close(self, drain_timeout: float) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace import _core
 from headrace.config import BatchingOptions
-from headrace.errors import FailedPrecondition
+from headrace.errors import FailedPrecondition, from_status
 from headrace.executors import Function, PythonExecutors
 from headrace.model import LoadedModel
 
@@ -89,7 +89,10 @@ class Engine:
         threads = options.batch_threads(gpu=loaded.gpu)
         executors = None
         if executor == "native":
-            native.start(threads)
+            try:
+                native.start(threads)
+            except _core.StatusError as error:
+                raise from_status(error.code, error.message) from None
         else:
             functions = {name: loaded.python_callable(name) for name in lanes}
             executors = PythonExecutors(native, functions, threads)

@@ -287,6 +287,15 @@ TEST_F(LaneTest, RefusesAnEmptyShapeWhoseBatchWouldHaveNoSize) {
   expect_all_answered();
 }
 
+TEST_F(LaneTest, RefusesMoreEmptyRowsThanCanBeCounted) {
+  LaneOptions options = adaptive(8);
+  options.batched = false;
+  make_lane(options);
+  const Status status = lane_->submit(floats({std::int64_t{1} << 62, 0}));
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.message(), "the request has 4611686018427387904 rows; a batch may have 2147483647");
+}
+
 TEST_F(LaneTest, RefusesADeadlineThatHasPassed) {
   make_lane(adaptive(8));
   FakeRequestPtr request = floats({1, 1});
@@ -376,6 +385,21 @@ TEST_F(LaneTest, LimitsTheBytesThatWaitInAllLanesOfTheModel) {
   while (next_rows() > 0) {
   }
   EXPECT_EQ(sink_.replies(), 4u);
+  EXPECT_EQ(group_.waiting_bytes.load(), 0u);
+}
+
+TEST_F(LaneTest, CountsWhatTheFrontEndSaysThatARequestKeeps) {
+  LaneOptions options = adaptive(64);
+  options.waiting_bytes_max = 1'000;
+  make_lane(options);
+  FakeRequestPtr large = floats({1, 1});
+  large->bytes = 900;
+  submit(large);
+  EXPECT_EQ(group_.waiting_bytes.load(), 900u);
+  FakeRequestPtr other = floats({1, 1});
+  other->bytes = 101;
+  EXPECT_EQ(lane_->submit(other).code(), Code::kUnavailable);
+  EXPECT_EQ(next_rows(), 1);
   EXPECT_EQ(group_.waiting_bytes.load(), 0u);
 }
 
