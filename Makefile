@@ -111,11 +111,15 @@ test-wheel: wheel  ## install the wheel into a fresh environment, serve with it,
 # TensorFlow 2.16 is the oldest supported; the oldest for Python 3.13 is 2.20.
 oldest_tensorflow = tensorflow==$(shell $(PYTHON) -c 'import sys; print("2.16.*" if sys.version_info < (3, 13) else "2.20.*")')
 
+# tensorflow-serving-api 2.16 does not import with the protobuf that TensorFlow 2.16 wants; `make test-python` compares
+# our messages with the newest.
+not_with_oldest = --deselect tests/python/test_proto.py::test_messages_have_tensorflow_servings_names_numbers_and_types
+
 test-oldest-tf: wheel  ## the Python tests with the oldest TensorFlow supported
 	VENV=.venv-oldest-tf TENSORFLOW="$(oldest_tensorflow)" scripts/install test
 	.venv-oldest-tf/bin/python -m pip install --quiet --force-reinstall --no-deps dist/*.whl
 	.venv-oldest-tf/bin/python -m pip install --quiet dist/*.whl "$(oldest_tensorflow)"
-	.venv-oldest-tf/bin/python -m pytest tests/python tests/e2e
+	.venv-oldest-tf/bin/python -m pytest tests/python tests/e2e $(not_with_oldest)
 
 # --- measurements -----------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ def reflect(message: bytes) -> bytes:
     request = reflection_pb2.ServerReflectionRequest.FromString(message)
     no_context = cast("grpc.ServicerContext", None)  # which the standard servicer does not look at
     [reply] = _reflection().ServerReflectionInfo(iter([request]), no_context)
+    reply.original_request.CopyFrom(request)  # which older releases of the package leave out
     return bytes(reply.SerializeToString())
 
 
