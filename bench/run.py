@@ -114,6 +114,8 @@ def run(programs: list[Path], rounds: int, min_time_s: float) -> dict[str, Any]:
             flags = ["--benchmark_format=json", f"--benchmark_min_time={min_time_s}"]
             done = subprocess.run([program, *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
             outputs[program.name] = json.loads(done.stdout)
+            for private in ("executable", "host_name"):  # where it ran is nobody's business
+                outputs[program.name]["context"].pop(private, None)
         said.append(outputs)
     return {
         "commit": commit(),
