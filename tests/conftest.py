@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ MODELS = Path(__file__).with_name("models.py")
 def pytest_configure() -> None:
     # What a shell starts in the background ignores Ctrl-C, and so would every server that these tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Most users have buffered output, and what it costs a program whose reader has gone.
+    os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 @pytest.fixture(scope="session")

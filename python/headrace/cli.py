@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from headrace.config import BatchingOptions, Option, ServeOptions, options_of
 from headrace.errors import HeadraceError, InvalidArgument
@@ -44,11 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"headrace: {error}", file=sys.stderr)
         return EXIT_FAILED
     except BrokenPipeError:
-        # Whoever read our output has gone; nor may the flush at exit complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 130
+    finally:
+        _flush(sys.stdout)
+        _flush(sys.stderr)
+
+
+def _flush(stream: TextIO) -> None:
+    """Writes what is left: at exit, a reader who has gone would cost a message and the exit code."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -59,9 +68,7 @@ def _run(arguments: Sequence[str]) -> int:
     except InvalidArgument as error:
         print(f"headrace: {error}", file=sys.stderr)
         return EXIT_USAGE
-    code = run()
-    sys.stdout.flush()
-    return code
+    return run()
 
 
 class _Parser(argparse.ArgumentParser):
