@@ -29,13 +29,7 @@ const py::object& exception_class() {
       .get_stored();
 }
 
-}  // namespace
-
-void throw_status(const Status& status) {
-  assert(!status.ok());
-  throw StatusException(status);
-}
-
+// A StatusError object that nobody has raised yet.
 py::object status_error(const Status& status) {
   // TensorFlow's messages may quote a client's bytes.
   py::object message = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
@@ -45,6 +39,13 @@ py::object status_error(const Status& status) {
   error.attr("code") = static_cast<int>(status.code());
   error.attr("message") = message;
   return error;
+}
+
+}  // namespace
+
+void throw_status(const Status& status) {
+  assert(!status.ok());
+  throw StatusException(status);
 }
 
 void register_status_error(py::module_& module) {

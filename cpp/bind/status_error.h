@@ -33,9 +33,6 @@ inline void throw_unless_ok(const Status& status) {
   if (!status.ok()) throw_status(status);
 }
 
-// A StatusError object that nobody has raised yet, for replies that carry their error with them.
-pybind11::object status_error(const Status& status);
-
 // Adds the exception class to the module, and the translation to it.
 void register_status_error(pybind11::module_& module);
 

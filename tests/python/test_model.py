@@ -26,30 +26,12 @@ from headrace.errors import Code, FailedPrecondition, HeadraceError, InvalidArgu
 from headrace.model import LoadedModel
 from headrace.probe import NUMPY_DTYPES
 from headrace.recorded import WARMUP_FILE
+from tests.models import DTYPES
 
 ANSWER_S = 30.0
 
 Lanes = dict[str, _core.Lane]
 Arrays = dict[str, NDArray[Any]]
-
-DTYPE_NAMES = [
-    "float32",
-    "float64",
-    "int32",
-    "uint8",
-    "int16",
-    "int8",
-    "string",
-    "complex64",
-    "int64",
-    "bool",
-    "bfloat16",
-    "uint16",
-    "complex128",
-    "float16",
-    "uint32",
-    "uint64",
-]
 
 
 @pytest.fixture(scope="module", name="load")
@@ -94,7 +76,7 @@ def run_python(script: str, *arguments: str) -> str:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_arrives_as_it_left(serve: Callable[..., Lanes], dtype: str) -> None:
     lane = serve("dtypes")[dtype]
     if dtype == "string":
