@@ -18,6 +18,9 @@ constexpr std::int64_t kDeadlineGrainNs = 200'000;
 // Requests that were cancelled are unlinked this soon, when no executor does it before.
 constexpr std::int64_t kSweepWithinNs = 10'000'000;
 
+// A run that takes longer has an executor of its own; the thread that waits for it stays free for Ctrl-C.
+constexpr std::int64_t kShortRunNs = 50'000'000;
+
 // Rows without elements cost nothing to send; so many of them still count without overflow.
 constexpr std::int64_t kRowsMax = std::numeric_limits<std::int32_t>::max();
 
@@ -27,6 +30,13 @@ std::size_t content_bytes(const TensorView& tensor) {
   std::size_t bytes = 0;
   for (std::int64_t i = 0; i < tensor.elements(); ++i) bytes += sizeof(std::string_view) + tensor.strings[i].size();
   return bytes;
+}
+
+// Dimension 0 of the first input that is there; 1 where it has none.
+std::int64_t rows_of(const Request& request) {
+  for (const TensorView& input : request.inputs)
+    if (!input.is_absent()) return input.shape.empty() ? 1 : input.shape[0];
+  return 1;
 }
 
 // Whether `rows` such rows have a size: beside a dimension of 0, whose tensor is empty, any other may be too large.
@@ -60,31 +70,59 @@ Lane::~Lane() {
 // ---- Stages 2-3: admit, enqueue -------------------------------------------------------------------------------------
 
 Status Lane::submit(const RequestPtr& request) {
+  bool answered = false;
+  Status status = accept(request, &answered);
+  if (status.ok() && !answered && enqueue(request)) group_.parking.wake_one();
+  return status;
+}
+
+Status Lane::submit_unannounced(const RequestPtr& request) {
+  bool answered = false;
+  Status status = accept(request, &answered);
+  if (status.ok() && !answered) enqueue(request);
+  return status;
+}
+
+// Gives it a place in the queue, or its answer if it needs no run.
+Status Lane::accept(const RequestPtr& request, bool* answered) {
   Status status = admit(*request);
   if (status.ok() && request->rows == 0) {
-    if (answer_empty(request)) return {};
+    if (*answered = answer_empty(request); *answered) return {};
     request->alone = true;  // only a run knows the outputs; like any other it takes a place in the queue
   }
   if (status.ok()) status = reserve(*request);
-  if (!status.ok()) {
-    ++(status.code() == Code::kUnavailable ? stats_.rejected : stats_.invalid);
-    return status;
+  if (!status.ok()) ++(status.code() == Code::kUnavailable ? stats_.rejected : stats_.invalid);
+  return status;
+}
+
+bool Lane::would_run_shortly(const Request& request) {
+  if (runner_ == nullptr || group_.parking.was_parked() == 0) return false;
+  const std::int64_t rows = rows_of(request);
+  const bool waits = options_.policy.policy == Policy::kTimeout && options_.batched;
+  if (waits && waiting_rows_.load() + rows < options_.policy.max_batch_size) return false;
+  std::int64_t p99_ns = kNever;
+  {
+    std::lock_guard lock(mutex_);
+    p99_ns = scheduler_.p99_ns(rows);
   }
-  enqueue(request);
-  return {};
+  return p99_ns <= kShortRunNs &&
+         (request.deadline_ns == kNever || after_ns(group_.clock.now_ns(), p99_ns) <= request.deadline_ns);
 }
 
 // Checks the rows, and whether the request can share a batch.
 Status Lane::admit(Request& request) {
   request.arrival_ns = group_.clock.now_ns();
-  request.alone = !options_.batched || request.inputs.empty();
-  request.rows = 1;
+  request.rows = rows_of(request);
+  request.alone = !options_.batched;
   std::size_t input_bytes = 0;
+  bool has_inputs = false;
   for (const TensorView& input : request.inputs) {
+    if (input.is_absent()) continue;
+    has_inputs = true;
     request.alone |= input.shape.empty();
     input_bytes += content_bytes(input);
   }
-  if (!request.inputs.empty() && !request.inputs[0].shape.empty()) request.rows = request.inputs[0].shape[0];
+  request.alone |= !has_inputs;
   request.bytes = std::max(request.bytes, input_bytes);
   if (input_bytes > options_.slab_bytes_max) {
     return InvalidArgument("the request's inputs have " + std::to_string(input_bytes) +
@@ -99,6 +137,7 @@ Status Lane::admit(Request& request) {
     return DeadlineExceeded("Run() timeout exceeded before the request was queued");
   if (request.alone) return {};
   for (const TensorView& input : request.inputs) {
+    if (input.is_absent()) continue;
     if (input.shape[0] != request.rows) {
       return InvalidArgument("Batching Run() input tensors must have equal 0th-dimension size: got " +
                              std::to_string(request.rows) + " and " + std::to_string(input.shape[0]));
@@ -117,7 +156,7 @@ Status Lane::admit(Request& request) {
 
 // Zero rows in, zero rows out, without a run; false where the lane is not batched or the outputs' types are not known.
 bool Lane::answer_empty(const RequestPtr& request) {
-  if (request->alone) return false;
+  if (request->alone || signature_.outputs.empty()) return false;
   static constexpr std::byte kNothing{};
   static constexpr std::string_view kNoStrings[1];
   std::vector<TensorView> outputs;
@@ -164,7 +203,8 @@ Status Lane::reserve(Request& request) {
   return status;
 }
 
-void Lane::enqueue(const RequestPtr& request) {
+// Whether an executor should look at once.
+bool Lane::enqueue(const RequestPtr& request) {
   ++stats_.requests;
   const std::int64_t deadline_ns = request->deadline_ns;
   std::int64_t due_ns = deadline_ns;
@@ -172,11 +212,10 @@ void Lane::enqueue(const RequestPtr& request) {
   const bool waits = options_.policy.policy == Policy::kTimeout && !alone;
   if (waits) due_ns = std::min(due_ns, after_ns(request->arrival_ns, options_.policy.batch_timeout_ns));
   mailbox_.push(RequestPtr(request).detach());
-  // The last of several producers to push finds all their rows counted: a full batch is never overlooked.
-  if (!waits || waiting_rows_.load() >= options_.policy.max_batch_size || group_.closing.load())
-    group_.parking.wake_one();
   if (due_ns != kNever) group_.timer.call_by(*this, due_ns);
   if (abandoned_.load()) abandon();  // it may have swept before the push
+  // The last of several producers to push finds all their rows counted: a full batch is never overlooked.
+  return !waits || waiting_rows_.load() >= options_.policy.max_batch_size || group_.closing.load();
 }
 
 // ---- Stages 4-7: form, gather, run, reply ---------------------------------------------------------------------------

@@ -73,6 +73,12 @@ class Lane final : public TimerClient {
   // On OK the request is answered through its sink, maybe before this returns; on an error it never is.
   [[nodiscard]] Status submit(const RequestPtr& request);
 
+  // Whether a run of the request alone is short enough to be run by the thread that brings it: where 99 of 100 runs of
+  // that size took less than 50 ms, and end before its deadline.  False without a runner, and if it would not run now.
+  bool would_run_shortly(const Request& request);
+  // As submit(), but wakes no executor: the caller has borrowed the place of one and calls run_next().
+  [[nodiscard]] Status submit_unannounced(const RequestPtr& request);
+
   // Takes the request out of the queue, or gives up its result; answers it with CANCELLED unless it is answered.
   bool cancel(const RequestPtr& request);
 
@@ -101,10 +107,11 @@ class Lane final : public TimerClient {
   std::int64_t was_waiting_rows() const { return waiting_rows_.load(); }
 
  private:
+  Status accept(const RequestPtr& request, bool* answered);
   Status admit(Request& request);
   bool answer_empty(const RequestPtr& request);
   Status reserve(Request& request);
-  void enqueue(const RequestPtr& request);
+  bool enqueue(const RequestPtr& request);
   bool answer_early(const RequestPtr& request, Status status, Counter& counter);
   void answer_expired(const std::vector<RequestPtr>& expired);
   void leave_queue(std::int64_t rows, std::size_t bytes);

@@ -59,11 +59,21 @@ Lane* Model::oldest_eligible_lane() {
   return oldest;
 }
 
-bool Model::was_emptied() const {
-  if (!group_.closing.load()) return false;
+// Whether no request waits or is on its way.
+bool Model::was_empty() const {
   for (const std::unique_ptr<Lane>& lane : lanes_)
     if (lane->was_waiting_rows() != 0) return false;
   return true;
+}
+
+Status Model::submit_or_run(Lane& lane, const RequestPtr& request) {
+  if (!lane.would_run_shortly(*request) || !group_.parking.try_borrow()) return lane.submit(request);
+  const Status status = lane.submit_unannounced(request);
+  if (status.ok()) lane.run_next();
+  group_.parking.give_back();
+  if (!was_empty() && oldest_eligible_lane() != nullptr) group_.parking.wake_one();
+  if (group_.closing.load()) group_.parking.wake_all();
+  return status;
 }
 
 Lane* Model::next_lane() {
@@ -71,12 +81,11 @@ Lane* Model::next_lane() {
     if (Lane* lane = oldest_eligible_lane()) return lane;
     Parking<>::Ticket ticket = group_.parking.prepare();
     Lane* lane = oldest_eligible_lane();
-    const bool emptied = was_emptied();
-    if (lane == nullptr && !emptied) {
+    const bool leave = group_.closing.load() && was_empty();
+    if ((lane == nullptr && !leave) || !group_.parking.try_cancel(ticket)) {
       group_.parking.park(ticket);
       continue;
     }
-    group_.parking.cancel(ticket);
     return lane;
   }
 }

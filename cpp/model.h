@@ -43,6 +43,10 @@ class Model : public std::enable_shared_from_this<Model> {
   // Whether every lane has a runner.
   bool has_runners() const;
 
+  // As lane.submit(), for a caller that is going to wait for the reply: where native executors serve the lane, one of
+  // them is idle and runs of that size are short, the calling thread runs the batch in its place.
+  [[nodiscard]] Status submit_or_run(Lane& lane, const RequestPtr& request);
+
   // For an executor: waits for the lane whose oldest eligible request is the oldest of all; nullptr once the model is
   // closed and nothing waits.
   Lane* next_lane();
@@ -52,6 +56,7 @@ class Model : public std::enable_shared_from_this<Model> {
   bool close(std::int64_t drain_ns);
 
   const std::string& name() const { return group_.model_name; }
+  const LaneGroup& group() const { return group_; }
   std::int64_t version() const { return version_; }
 
  private:
@@ -61,7 +66,7 @@ class Model : public std::enable_shared_from_this<Model> {
   };
 
   Lane* oldest_eligible_lane();
-  bool was_emptied() const;
+  bool was_empty() const;
 
   const std::int64_t version_;
   const std::shared_ptr<Timer> timer_;

@@ -7,9 +7,9 @@
 
 namespace headrace {
 
-void Router::add(std::shared_ptr<Model> model) {
-  Versions& versions = models_[model->name()];
-  versions[model->version()] = std::move(model);
+void Router::add(const std::string& name, std::shared_ptr<Model> model) {
+  const std::int64_t version = model->version();
+  models_[name][version] = std::move(model);
 }
 
 Status Router::route(const ModelSpec& spec, Route* route) const {
@@ -29,6 +29,7 @@ Status Router::route(const ModelSpec& spec, Route* route) const {
     if (versions == models_.end()) return NotFound("Servable not found for request: Latest(" + name + ")");
     route->model = versions->second.rbegin()->second.get();
   }
+  route->model_name = versions->first;
   const std::string_view signature = spec.signature_name.empty() ? "serving_default" : spec.signature_name;
   route->lane = route->model->lane(signature);
   if (route->lane == nullptr)

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "core/status.h"
 #include "model.h"
@@ -21,11 +22,13 @@ namespace headrace {
 class Router {
  public:
   struct Route {
+    std::string_view model_name;  // as it was added
     Model* model = nullptr;
     Lane* lane = nullptr;
   };
 
-  void add(std::shared_ptr<Model> model);
+  // Requests for `name`, which need not be the model's own, go to the model.
+  void add(const std::string& name, std::shared_ptr<Model> model);
 
   // The highest version where the request names none.  Errors as TF Serving has them (get_model_servable,
   // predict_util.cc): no such model or version NOT_FOUND, no such signature FAILED_PRECONDITION.

@@ -76,11 +76,7 @@ class Sleeper {
     while (!ending_.load()) {
       for (Item* item = mailbox_.take_all(); item != nullptr; item = item->next) taken_.fetch_add(1);
       auto ticket = parking_.prepare();
-      if (!mailbox_.was_empty() || ending_.load()) {
-        parking_.cancel(ticket);
-      } else {
-        parking_.park(ticket);
-      }
+      if ((mailbox_.was_empty() && !ending_.load()) || !parking_.try_cancel(ticket)) parking_.park(ticket);
     }
   }
 

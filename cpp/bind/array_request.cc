@@ -11,22 +11,29 @@
 
 namespace headrace {
 
-// Wakes whoever waits for the request itself; one for all of them, since it has no state.
+// Tells whoever waits for the request itself; one for all of them, since it has no state.
 class ArrayRequest::Sink final : public ReplySink {
  public:
+  static Sink* get() {
+    static Sink sink;
+    return &sink;
+  }
+
   void deliver(std::span<const RequestPtr> answered) noexcept override {
-    for (const RequestPtr& request : answered) {
-      std::atomic<std::uint32_t>& done = static_cast<ArrayRequest&>(*request).done_;
-      if (done.exchange(kDone) == kWaitedFor) LinuxFutex::wake_all(done);
-    }
+    for (const RequestPtr& request : answered) static_cast<ArrayRequest&>(*request).tell_done();
   }
 };
 
-ArrayRequest::ArrayRequest(std::vector<ArrayCopy> copies) : copies_(std::move(copies)) {
-  static Sink sink;
-  this->sink = &sink;
-  inputs.reserve(copies_.size());
-  for (const ArrayCopy& copy : copies_) inputs.push_back(copy.view());
+ArrayRequest::ArrayRequest(std::vector<TensorView> lent) {
+  sink = Sink::get();
+  inputs = std::move(lent);
+  inputs_lent = true;
+}
+
+ArrayRequest::ArrayRequest(std::vector<TensorView> kept, std::shared_ptr<const void> keeper) {
+  sink = Sink::get();
+  inputs = std::move(kept);
+  in_place = std::move(keeper);
 }
 
 Status ArrayRequest::write_reply(std::span<const TensorView> outputs) {
@@ -53,11 +60,24 @@ Status ArrayRequest::write_reply(std::span<const TensorView> outputs) {
   return {};
 }
 
+void ArrayRequest::tell_done() {
+  const std::uint32_t before = done_.fetch_or(kDone);
+  if ((before & kWaitedFor) != 0) LinuxFutex::wake_all(done_);
+  if ((before & kWatched) != 0) watcher_->answered(watch_token_);
+}
+
 bool ArrayRequest::wait_until(std::int64_t deadline_ns) {
-  std::uint32_t state = kPending;
-  if (done_.compare_exchange_strong(state, kWaitedFor) || state == kWaitedFor)
-    LinuxFutex::wait_until(done_, kWaitedFor, deadline_ns);
+  std::uint32_t state = done_.fetch_or(kWaitedFor);
+  if ((state & kDone) == 0) LinuxFutex::wait_until(done_, state | kWaitedFor, deadline_ns);
   return was_done();
+}
+
+bool ArrayRequest::watch(std::shared_ptr<ReplyWatcher> watcher, std::uint64_t token) {
+  if (has_watcher_.exchange(true)) return false;
+  watcher_ = std::move(watcher);
+  watch_token_ = token;
+  if ((done_.fetch_or(kWatched) & kDone) != 0) watcher_->answered(token);
+  return true;
 }
 
 std::vector<pybind11::array> ArrayRequest::take_outputs() {

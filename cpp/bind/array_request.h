@@ -2,9 +2,10 @@
 //
 // ArrayRequest: a request made of arrays in this process, and its reply as arrays.
 //
-// Thread safety: as Request; wait_until() and was_done() from any thread.  Nothing here touches Python while it is
-//   queued, run or answered.
-// Ownership: its inputs are copies, its outputs its own; arrays made of them may outlive it.
+// Thread safety: as Request; wait_until(), watch() and was_done() from any thread.  Nothing here touches Python while it
+//   is queued, run or answered.
+// Ownership: its outputs are its own; arrays made of them may outlive it.  Its inputs are lent by a caller that waits, or
+//   kept.
 
 #pragma once
 
@@ -22,15 +23,30 @@
 
 namespace headrace {
 
+// Where a watched request says that it is answered.
+//
+// Thread safety: answered() from any thread.
+class ReplyWatcher {
+ public:
+  virtual ~ReplyWatcher() = default;
+  virtual void answered(std::uint64_t token) noexcept = 0;
+};
+
 class ArrayRequest final : public Request {
  public:
-  explicit ArrayRequest(std::vector<ArrayCopy> inputs);
+  // Inputs that are lent until wait_inputs_free() returns.
+  explicit ArrayRequest(std::vector<TensorView> lent);
+  // Inputs in memory that `keeper` keeps, every one that has numbers 64-byte aligned.
+  ArrayRequest(std::vector<TensorView> kept, std::shared_ptr<const void> keeper);
 
   Status write_reply(std::span<const TensorView> outputs) override;
 
   // Whether it is answered; sleeps until then, until `deadline_ns`, or until a signal.
   bool wait_until(std::int64_t deadline_ns);
-  bool was_done() const { return done_.load() == kDone; }
+  bool was_done() const { return (done_.load() & kDone) != 0; }
+
+  // Tells `watcher` once, when it is answered, or at once if it is.  False if somebody watches already.
+  bool watch(std::shared_ptr<ReplyWatcher> watcher, std::uint64_t token);
 
   // REQUIRES: was_done(), status OK.  One array per output, over the reply's memory, which the arrays keep: those of
   // another call share it.
@@ -47,13 +63,18 @@ class ArrayRequest final : public Request {
     std::vector<std::string_view> strings;
   };
 
-  static constexpr std::uint32_t kPending = 0;
-  static constexpr std::uint32_t kWaitedFor = 1;
-  static constexpr std::uint32_t kDone = 2;
+  // What has happened, and who is to be told.
+  static constexpr std::uint32_t kDone = 1;
+  static constexpr std::uint32_t kWaitedFor = 2;
+  static constexpr std::uint32_t kWatched = 4;
 
-  std::vector<ArrayCopy> copies_;
+  void tell_done();
+
   std::vector<Owned> outputs_;
-  std::atomic<std::uint32_t> done_{kPending};
+  std::atomic<std::uint32_t> done_{0};
+  std::atomic<bool> has_watcher_{false};
+  std::shared_ptr<ReplyWatcher> watcher_;  // written before kWatched is set, read by who sees kWatched and kDone second
+  std::uint64_t watch_token_ = 0;
 };
 
 using ArrayRequestPtr = boost::intrusive_ptr<ArrayRequest>;

@@ -12,7 +12,11 @@
 
 #include "bind/array_request.h"
 #include "bind/gil.h"
+#include "bind/kept_object.h"
+#include "bind/ndarray.h"
+#include "bind/reply_queue.h"
 #include "bind/seconds.h"
+#include "bind/slot.h"
 #include "bind/status_error.h"
 #include "core/stats.h"
 
@@ -24,26 +28,13 @@ namespace {
 // Ctrl-C interrupts a wait within this time.
 constexpr std::int64_t kSignalCheckNs = 50'000'000;
 
-struct Reply {
-  LaneHandle lane;
-  ArrayRequestPtr request;
-};
-
 std::string name_set(const std::vector<TensorSpec>& specs) {
   std::string names = "{";
   for (const TensorSpec& spec : specs) names += (names.size() > 1 ? "," : "") + spec.name;
   return names + "}";
 }
 
-std::vector<ArrayCopy> copy_inputs(const Signature& signature, const py::dict& inputs) {
-  std::vector<ArrayCopy> copies;
-  for (const TensorSpec& spec : signature.inputs) {
-    const py::str name(spec.name);
-    if (!inputs.contains(name))
-      throw_status(
-          InvalidArgument("input \"" + spec.name + "\" is missing; the signature has " + name_set(signature.inputs)));
-    copies.push_back(ArrayCopy::from(inputs[name], spec.dtype, "input \"" + spec.name + "\""));
-  }
+void check_names(const Signature& signature, const py::dict& inputs) {
   for (const auto& [name, value] : inputs) {
     if (!py::isinstance<py::str>(name))
       throw_status(InvalidArgument("an input is named by a str; got " + py::cast<std::string>(py::repr(name))));
@@ -51,36 +42,62 @@ std::vector<ArrayCopy> copy_inputs(const Signature& signature, const py::dict& i
       throw_status(InvalidArgument("there is no input \"" + py::cast<std::string>(name) + "\"; the signature has " +
                                    name_set(signature.inputs)));
   }
-  return copies;
 }
 
-Reply submit(const LaneHandle& handle, const py::dict& inputs, std::optional<double> timeout) {
-  Lane& lane = handle.get();
-  ArrayRequestPtr request(new ArrayRequest(copy_inputs(lane.signature(), inputs)));
-  request->deadline_ns = deadline_in(timeout);
-  Status status;
-  {
-    GilRelease release;
-    status = lane.submit(request);
+// The inputs in the signature's order, as ArrayCopy or BorrowedArray has them, and views of them.
+template <typename Array>
+struct Inputs {
+  std::vector<Array> arrays;
+  std::vector<TensorView> views;
+
+  Inputs(const Signature& signature, const py::dict& inputs, Casting casting) {
+    arrays.reserve(signature.inputs.size());
+    views.reserve(signature.inputs.size());
+    for (const TensorSpec& spec : signature.inputs) {
+      PyObject* value = PyDict_GetItemString(inputs.ptr(), spec.name.c_str());
+      if (value != nullptr) {
+        arrays.push_back(Array::from(value, spec.dtype, "input \"" + spec.name + "\"", casting));
+        views.push_back(arrays.back().view());
+      } else if (spec.optional) {
+        views.emplace_back();
+      } else {
+        throw_status(
+            InvalidArgument("input \"" + spec.name + "\" is missing; the signature has " + name_set(signature.inputs)));
+      }
+    }
+    if (arrays.size() != inputs.size()) check_names(signature, inputs);
   }
-  throw_unless_ok(status);
-  return {handle, std::move(request)};
+};
+
+Casting casting(bool cast) { return cast ? Casting::kSameKind : Casting::kNone; }
+
+Reply submit_arrays(const LaneHandle& handle, const py::dict& inputs, std::optional<double> timeout, bool cast) {
+  release_dropped_objects();
+  auto copied = std::make_shared<Inputs<ArrayCopy>>(handle.get().signature(), inputs, casting(cast));
+  std::vector<TensorView> views = std::move(copied->views);
+  return submit_request(handle, new ArrayRequest(std::move(views), std::move(copied)), timeout);
 }
 
-bool wait(const Reply& reply, std::optional<double> timeout) {
-  const std::int64_t deadline_ns = deadline_in(timeout);
-  reply.lane.get();
+// Waits without the GIL.  False at the deadline; throws what a signal's handler threw.
+bool wait(ArrayRequest& request, std::int64_t deadline_ns) {
+  if (request.was_done()) return true;
+  const bool hears_signals = is_main_thread();
   for (;;) {
     const std::int64_t now_ns = SystemClock().now_ns();
     bool done = false;
     {
       GilRelease release;
-      done = reply.request->wait_until(std::min(deadline_ns, now_ns + kSignalCheckNs));
+      done = request.wait_until(hears_signals ? std::min(deadline_ns, now_ns + kSignalCheckNs) : deadline_ns);
     }
     if (done) return true;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     if (SystemClock().now_ns() >= deadline_ns) return false;
   }
+}
+
+bool wait_reply(const Reply& reply, std::optional<double> timeout) {
+  reply.lane.get();
+  return wait(*reply.request, deadline_in(timeout));
 }
 
 bool cancel(const Reply& reply) {
@@ -89,14 +106,63 @@ bool cancel(const Reply& reply) {
   return lane.cancel(reply.request);
 }
 
-py::dict outputs(const Reply& reply) {
-  if (!reply.request->was_done()) throw_status(FailedPrecondition("the request is not answered yet"));
-  throw_unless_ok(reply.request->status);
+py::dict outputs(const Lane& lane, ArrayRequest& request) {
+  throw_unless_ok(request.status);
   py::dict named;
-  std::vector<py::array> arrays = reply.request->take_outputs();
-  for (std::size_t i = 0; i < arrays.size(); ++i)
-    named[py::str(reply.lane.lane->signature().outputs[i].name)] = arrays[i];
+  std::vector<py::array> arrays = request.take_outputs();
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const std::string& name =
+        request.output_names != nullptr ? (*request.output_names)[i] : lane.signature().outputs[i].name;
+    named[py::str(name)] = std::move(arrays[i]);
+  }
   return named;
+}
+
+py::dict reply_outputs(const Reply& reply) {
+  if (!reply.request->was_done()) throw_status(FailedPrecondition("the request is not answered yet"));
+  return outputs(*reply.lane.lane, *reply.request);
+}
+
+// Whoever waits lends its arrays instead of copying them, and takes them back before it returns.
+class Lent {
+ public:
+  explicit Lent(ArrayRequestPtr request) : request_(std::move(request)) {}
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  ~Lent() {
+    if (request_->inputs_were_free()) return;
+    GilRelease release;
+    request_->wait_inputs_free();
+  }
+
+ private:
+  const ArrayRequestPtr request_;
+};
+
+py::dict predict(const LaneHandle& handle, const py::dict& inputs, std::optional<double> timeout, bool cast) {
+  Lane& lane = handle.get();
+  release_dropped_objects();
+  Inputs<BorrowedArray> borrowed(lane.signature(), inputs, casting(cast));
+  ArrayRequestPtr request(new ArrayRequest(std::move(borrowed.views)));
+  const Lent lent(request);
+  request->deadline_ns = deadline_in(timeout);
+  Status status;
+  {
+    GilRelease release;
+    status = handle.model->model().submit_or_run(lane, request);
+    if (status.ok() && !is_main_thread())
+      while (!request->wait_until(kNever)) {
+      }
+  }
+  throw_unless_ok(status);
+  try {
+    wait(*request, kNever);
+  } catch (const py::error_already_set&) {
+    GilRelease release;
+    lane.cancel(request);
+    throw;
+  }
+  return outputs(lane, *request);
 }
 
 py::dict stats(const LaneHandle& handle) {
@@ -135,17 +201,41 @@ py::dict stats(const LaneHandle& handle) {
 
 }  // namespace
 
+Reply submit_request(const LaneHandle& handle, ArrayRequestPtr request, std::optional<double> timeout) {
+  request->deadline_ns = deadline_in(timeout);
+  throw_unless_ok(handle.get().submit(request));  // which waits for nothing
+  return {handle, std::move(request)};
+}
+
 void register_lane(py::module_& module) {
   py::class_<Reply>(module, "Reply", py::is_final(), "The promise of the outputs of one request.")
-      .def("wait", &wait, py::arg("timeout") = py::none(), "Whether it is answered within `timeout` seconds.")
+      .def("wait", &wait_reply, py::arg("timeout") = py::none(), "Whether it is answered within `timeout` seconds.")
       .def("done", [](const Reply& reply) { return reply.request->was_done(); })
       .def("cancel", &cancel, "Whether this call answered it.")
-      .def("outputs", &outputs, "Arrays of the caller's own, by name.");
+      .def("outputs", &reply_outputs, "Arrays of the caller's own, by name.");
+
+  py::class_<ReplyQueue>(module, "ReplyQueue", py::is_final(), "Tells one reader which replies have been answered.")
+      .def(py::init<>())
+      .def("fileno", &ReplyQueue::fileno, "Readable while answers wait.")
+      .def(
+          "watch", [](ReplyQueue& queue, const Reply& reply, py::object token) { queue.watch(*reply.request, token); },
+          py::arg("reply"), py::arg("token"), "take() hands out `token` when the reply is answered.")
+      .def("put", &ReplyQueue::put, py::arg("token"), "take() hands out `token`.")
+      .def("take", &ReplyQueue::take, "The tokens since the last call.");
+
+  py::class_<ReservedSlot>(module, "Slot", py::is_final(), "A private buffer for the rows of a request.")
+      .def_property_readonly("arrays", &ReservedSlot::arrays, "Views of the buffer, by input name.")
+      .def("submit", &ReservedSlot::submit, py::arg("timeout") = py::none(), "Queues the request, once.");
 
   py::class_<LaneHandle>(module, "Lane", py::is_final(), "One signature's path from requests to replies.")
       .def_property_readonly("signature", [](const LaneHandle& handle) { return handle.lane->signature(); })
       .def_property_readonly("options", [](const LaneHandle& handle) { return handle.lane->options(); })
-      .def("submit", &submit, py::arg("inputs"), py::arg("timeout") = py::none(), "Queues one request.")
+      .def("predict", &predict, py::arg("inputs"), py::arg("timeout") = py::none(), py::arg("cast") = false,
+           "Queues one request and waits for its outputs.")
+      .def("submit", &submit_arrays, py::arg("inputs"), py::arg("timeout") = py::none(), py::arg("cast") = false,
+           "Queues one request.")
+      .def("reserve", &ReservedSlot::reserve, py::arg("rows"), py::arg("shapes") = py::none(), py::arg("dtypes") = py::none(),
+           "A buffer for the rows of a request.")
       .def("stats", &stats, "Counters since the start.");
 }
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Python's Lane: a lane together with the model that it belongs to.
+// Python's Lane, a lane together with the model that it belongs to, and its Reply.
 
 #pragma once
 
 #include <memory>
+#include <optional>
 
+#include "bind/array_request.h"
 #include "bind/bind_model.h"
 #include "lane.h"
 
@@ -21,5 +23,13 @@ struct LaneHandle {
     return *lane;
   }
 };
+
+struct Reply {
+  LaneHandle lane;
+  ArrayRequestPtr request;
+};
+
+// Queues the request; throws what refuses it.  `timeout`, in seconds, becomes its deadline.
+Reply submit_request(const LaneHandle& handle, ArrayRequestPtr request, std::optional<double> timeout);
 
 }  // namespace headrace

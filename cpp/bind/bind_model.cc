@@ -12,6 +12,7 @@
 
 #include "bind/bind_lane.h"
 #include "bind/gil.h"
+#include "bind/kept_object.h"
 #include "bind/ndarray.h"
 #include "bind/seconds.h"
 #include "bind/status_error.h"
@@ -56,34 +57,44 @@ class BatchHandle {
     py::dict named;
     const std::vector<TensorSpec>& specs = lane_.lane->signature().inputs;
     for (std::size_t i = 0; i < specs.size(); ++i)
-      named[py::str(specs[i].name)] = view_of(batch().inputs()[i], batch().slab());
+      if (const TensorView& input = batch().inputs()[i]; !input.is_absent())
+        named[py::str(specs[i].name)] = view_of(input, batch().memory());
     return named;
   }
 
-  void finish(const py::sequence& values) {
+  void finish(const py::sequence& values, std::optional<std::vector<std::string>> names) {
     batch();
     lane_.get();
     const std::vector<TensorSpec>& specs = lane_.lane->signature().outputs;
-    if (values.size() != specs.size()) {
-      throw_status(InvalidArgument("got " + std::to_string(values.size()) + " outputs, signature has " +
-                                   std::to_string(specs.size())));
+    if (names.has_value() != specs.empty())
+      throw_status(InvalidArgument("outputs have names if the signature leaves them open, and only then"));
+    const std::size_t count = names ? names->size() : specs.size();
+    if (values.size() != count) {
+      throw_status(InvalidArgument("got " + std::to_string(values.size()) + " outputs, " +
+                                   (names ? "names for " : "signature has ") + std::to_string(count)));
     }
     std::vector<BorrowedArray> arrays;
     Outputs outputs;
-    for (std::size_t i = 0; i < specs.size(); ++i)
-      arrays.push_back(BorrowedArray::from(values[i], specs[i].dtype, "output \"" + specs[i].name + "\""));
+    for (std::size_t i = 0; i < count; ++i) {
+      const DType dtype = names ? DType::kInvalid : specs[i].dtype;
+      const std::string& name = names ? (*names)[i] : specs[i].name;
+      arrays.push_back(BorrowedArray::from(values[i], dtype, "output \"" + name + "\""));
+    }
+    if (names) outputs.names = std::make_shared<const std::vector<std::string>>(std::move(*names));
     for (const BorrowedArray& array : arrays) outputs.tensors.push_back(array.view());
     GilRelease release;
     lane_.lane->finish(std::move(batch_), {}, std::move(outputs));
   }
 
-  void fail(int code, std::string message) {
+  void fail(int code, std::string message, py::object cause) {
     batch();
     if (code <= static_cast<int>(Code::kOk) || code > static_cast<int>(Code::kUnauthenticated))
       throw_status(InvalidArgument("an error has a code from 1 to 16; was " + std::to_string(code)));
     lane_.get();
+    Status status(static_cast<Code>(code), std::move(message));
+    if (!cause.is_none()) status.set_cause(kept_object(std::move(cause)));
     GilRelease release;
-    lane_.lane->finish(std::move(batch_), Status(static_cast<Code>(code), std::move(message)), {});
+    lane_.lane->finish(std::move(batch_), status, {});
   }
 
  private:
@@ -93,6 +104,7 @@ class BatchHandle {
 
 std::optional<BatchHandle> next_batch(const std::shared_ptr<ModelHandle>& handle) {
   Model& model = handle->model();
+  release_dropped_objects();
   Lane* lane = nullptr;
   std::unique_ptr<Batch> batch;
   {
@@ -173,8 +185,10 @@ void register_model(py::module_& module) {
                                return rows;
                              })
       .def_property_readonly("inputs", &BatchHandle::inputs, "Views of the slab, by input name.")
-      .def("finish", &BatchHandle::finish, py::arg("outputs"), "Answers every request from its rows of the outputs.")
-      .def("fail", &BatchHandle::fail, py::arg("code"), py::arg("message"), "Answers every request with an error.");
+      .def("finish", &BatchHandle::finish, py::arg("outputs"), py::arg("names") = py::none(),
+           "Answers every request from its rows of the outputs.")
+      .def("fail", &BatchHandle::fail, py::arg("code"), py::arg("message"), py::arg("cause") = py::none(),
+           "Answers every request with an error.");
 
   py::class_<ModelHandle, std::shared_ptr<ModelHandle>>(module, "Model", py::is_final(),
                                                         "A loaded model version: its lanes and their executors.")

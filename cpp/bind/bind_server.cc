@@ -5,6 +5,8 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "bind/bind_model.h"
 #include "bind/predict_queue.h"
@@ -19,11 +21,11 @@ void register_server(py::module_& module) {
       .def(py::init<>())
       .def(
           "add",
-          [](Router& router, const std::shared_ptr<ModelHandle>& model) {
-            model->model();
-            router.add(model->shared());
+          [](Router& router, const std::shared_ptr<ModelHandle>& model, const std::optional<std::string>& name) {
+            router.add(name.value_or(model->model().name()), model->shared());
           },
-          py::arg("model").none(false), py::keep_alive<1, 2>());
+          py::arg("model").none(false), py::arg("name") = py::none(), py::keep_alive<1, 2>(),
+          "Routes requests for `name` to the model.");
 
   py::class_<PredictQueue>(module, "PredictQueue", py::is_final(),
                            "PredictRequest messages in, PredictResponse messages out.")

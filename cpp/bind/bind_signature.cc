@@ -48,14 +48,17 @@ LaneOptions make_options(std::int64_t max_batch_size, std::int64_t batch_timeout
 
 void register_signature(py::module_& module) {
   py::class_<TensorSpec>(module, "TensorSpec", py::is_final(), "One input or output.")
-      .def(py::init([](std::string name, int dtype, std::optional<Shape> shape, std::string tensor_name) {
-             return TensorSpec{std::move(name), static_cast<DType>(dtype), std::move(shape), std::move(tensor_name)};
+      .def(py::init([](std::string name, int dtype, std::optional<Shape> shape, std::string tensor_name, bool optional) {
+             return TensorSpec{std::move(name), static_cast<DType>(dtype), std::move(shape), std::move(tensor_name),
+                               optional};
            }),
-           py::arg("name"), py::arg("dtype"), py::arg("shape"), py::arg("tensor_name") = "")
+           py::arg("name"), py::arg("dtype"), py::arg("shape"), py::arg("tensor_name") = "",
+           py::arg("optional") = false)
       .def_readonly("name", &TensorSpec::name)
       .def_property_readonly("dtype", [](const TensorSpec& spec) { return static_cast<int>(spec.dtype); })
       .def_readonly("shape", &TensorSpec::shape)
-      .def_readonly("tensor_name", &TensorSpec::tensor_name);
+      .def_readonly("tensor_name", &TensorSpec::tensor_name)
+      .def_readonly("optional", &TensorSpec::optional);
 
   py::class_<Signature>(module, "Signature", py::is_final(), "The inputs and outputs of one callable of a model.")
       .def(py::init([](std::string name, std::vector<TensorSpec> inputs, std::vector<TensorSpec> outputs) {

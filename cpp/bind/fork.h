@@ -14,6 +14,9 @@ namespace headrace {
 // How many forks lie between this process and the one that asked first.
 int fork_generation();
 
+// Whether this is the process' main thread: the one in which Python runs the handlers of signals.
+bool is_main_thread();
+
 class MadeHere {
  public:
   bool still_here() const { return generation_ == fork_generation(); }

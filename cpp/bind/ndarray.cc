@@ -91,6 +91,17 @@ int number_rank(DType dtype) {
   return -1;
 }
 
+// The numbers of `array` as `to`, of no lower rank.
+py::array converted(const py::array& array, DType to, std::string_view what) {
+  py::array numbers = array.attr("astype")(numpy_dtype(to));
+  // NumPy lets integers wrap, version 1 also those of lists.
+  const int integers = number_rank('i');
+  const bool both_integers = number_rank(to) == integers && number_rank(dtype_of(array.dtype())) == integers;
+  if (both_integers && !array.attr("__eq__")(numbers).attr("all")().cast<bool>())
+    refuse(what, "holds a number out of range for " + std::string(numpy_name(to)));
+  return numbers;
+}
+
 // numpy.asarray, whose complaints (ragged lists, numbers out of range) are the caller's fault.
 py::array as_array(py::handle value, const py::object& dtype, std::string_view what) {
   try {
@@ -103,12 +114,16 @@ py::array as_array(py::handle value, const py::object& dtype, std::string_view w
 }
 
 // `value` as an array of `expected`, in whatever layout; strings as an object array.
-py::array array_of(py::handle value, DType* expected, std::string_view what) {
+py::array array_of(py::handle value, DType* expected, std::string_view what, Casting casting) {
   if (py::isinstance<py::array>(value)) {
     py::array array = py::reinterpret_borrow<py::array>(value);
     const DType dtype = dtype_of(array.dtype());
-    if (dtype == DType::kInvalid || (*expected != DType::kInvalid && dtype != *expected))
+    if (dtype == DType::kInvalid || (*expected != DType::kInvalid && dtype != *expected)) {
+      const int rank = number_rank(dtype);
+      if (casting == Casting::kSameKind && rank >= 0 && rank <= number_rank(*expected))
+        return converted(array, *expected, what);
       refuse_dtype(what, dtype_text(array.dtype()), *expected);
+    }
     *expected = dtype;
     if (dtype == DType::kString && array.dtype().kind() != 'O') return as_array(array, numpy_dtype(dtype), what);
     return array;
@@ -125,13 +140,7 @@ py::array array_of(py::handle value, DType* expected, std::string_view what) {
   const int rank = number_rank(dtype);
   if (array.size() != 0 && (rank < 0 || rank > number_rank(*expected)))
     refuse_dtype(what, dtype_text(array.dtype()), *expected);
-  const py::dtype wanted = numpy_dtype(*expected);
-  py::array converted = array.attr("astype")(wanted);
-  // NumPy 1 lets integers wrap.
-  if (rank == number_rank('i') && number_rank(*expected) == rank &&
-      !array.attr("__eq__")(converted).attr("all")().cast<bool>())
-    refuse(what, "holds a number out of range for " + std::string(numpy_name(*expected)));
-  return converted;
+  return converted(array, *expected, what);
 }
 
 Shape shape_of(const py::array& array) { return Shape(array.shape(), array.shape() + array.ndim()); }
@@ -219,8 +228,8 @@ DType dtype_of(const py::dtype& dtype) {
   return DType::kInvalid;
 }
 
-ArrayCopy ArrayCopy::from(py::handle value, DType expected, std::string_view what) {
-  py::array array = array_of(value, &expected, what);
+ArrayCopy ArrayCopy::from(py::handle value, DType expected, std::string_view what, Casting casting) {
+  py::array array = array_of(value, &expected, what, casting);
   ArrayCopy copy;
   copy.view_.dtype = expected;
   copy.view_.shape = shape_of(array);
@@ -257,8 +266,8 @@ ArrayCopy ArrayCopy::from(py::handle value, DType expected, std::string_view wha
   return copy;
 }
 
-BorrowedArray BorrowedArray::from(py::handle value, DType expected, std::string_view what) {
-  py::array array = array_of(value, &expected, what);
+BorrowedArray BorrowedArray::from(py::handle value, DType expected, std::string_view what, Casting casting) {
+  py::array array = array_of(value, &expected, what, casting);
   BorrowedArray borrowed;
   borrowed.view_.dtype = expected;
   borrowed.view_.shape = shape_of(array);

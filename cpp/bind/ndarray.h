@@ -37,13 +37,20 @@ std::string_view numpy_name(DType dtype);
 // The type of NumPy's dtype, whatever its byte order; kInvalid where it cannot be served.
 DType dtype_of(const pybind11::dtype& dtype);
 
+// What may become of an array of another type than expected.
+enum class Casting {
+  kNone,      // nothing: it is refused
+  kSameKind,  // numbers may lose precision, but nothing else: integers must fit, and floats stay floats
+};
+
 // A tensor with its own memory: numbers 64-byte aligned, strings in one piece.
 class ArrayCopy {
  public:
   // Copies `value`: an array of exactly `expected`, or lists and numbers that convert to it without loss of kind
   // (integers to floats, not floats to integers).  With kInvalid, of whatever served type it is.  `what` opens the
   // messages: `input "x"`.  Throws INVALID_ARGUMENT.
-  static ArrayCopy from(pybind11::handle value, DType expected, std::string_view what);
+  static ArrayCopy from(pybind11::handle value, DType expected, std::string_view what,
+                        Casting casting = Casting::kNone);
 
   const TensorView& view() const { return view_; }
 
@@ -58,12 +65,14 @@ class ArrayCopy {
   std::vector<std::string_view> strings_;
 };
 
-// A tensor in the memory of a Python object, which it keeps: for what a callable returned.
+// A tensor in the memory of a Python object, which it keeps: for what a callable returned, and what a caller that waits
+// lends.
 class BorrowedArray {
  public:
   // Views `value` as ArrayCopy::from would copy it; copies only where it is not contiguous, native and of this type.
   // Destroy it with the GIL held.  Throws INVALID_ARGUMENT.
-  static BorrowedArray from(pybind11::handle value, DType expected, std::string_view what);
+  static BorrowedArray from(pybind11::handle value, DType expected, std::string_view what,
+                            Casting casting = Casting::kNone);
 
   const TensorView& view() const { return view_; }
 

@@ -4,15 +4,12 @@
 
 #include "bind/predict_queue.h"
 
-#include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
+#include "bind/event_fd.h"
 #include "bind/gil.h"
+#include "bind/kept_object.h"
 #include "bind/seconds.h"
 #include "bind/status_error.h"
 
@@ -26,7 +23,7 @@ constexpr std::size_t kLargeMessageBytes = 64 << 10;
 
 }  // namespace
 
-// The answers that wait to be taken, and the message objects that wait for somebody with the GIL to let go of them.
+// The answers that wait to be taken.
 class PredictQueue::Answers final : public ReplySink {
  public:
   struct Answer {
@@ -35,33 +32,26 @@ class PredictQueue::Answers final : public ReplySink {
     RequestPtr request;  // null where the message was refused
   };
 
-  Answers() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    if (fd_ < 0) throw_status(ResourceExhausted(std::string("no file descriptor for answers: ") + strerror(errno)));
-  }
-  ~Answers() override { ::close(fd_); }
-
-  int fileno() const { return fd_; }
+  int fileno() const { return fd_.fileno(); }
 
   void deliver(std::span<const RequestPtr> answered) noexcept override {
     std::lock_guard lock(mutex_);
     if (closed_) return;
     for (const RequestPtr& request : answered) waiting_.push_back({request->token, request->status, request});
-    signal();
+    fd_.signal();
   }
 
   void refuse(std::uint64_t token, Status status) {
     std::lock_guard lock(mutex_);
     waiting_.push_back({token, std::move(status), nullptr});
-    signal();
+    fd_.signal();
   }
 
   std::vector<Answer> take() {
     std::vector<Answer> taken;
     std::lock_guard lock(mutex_);
     taken.swap(waiting_);
-    signalled_ = false;
-    std::uint64_t count = 0;
-    [[maybe_unused]] const ssize_t cleared = ::read(fd_, &count, sizeof count);  // EAGAIN where it is clear already
+    fd_.clear();
     return taken;
   }
 
@@ -73,36 +63,11 @@ class PredictQueue::Answers final : public ReplySink {
     left.swap(waiting_);
   }
 
-  // The object is let go of by the next release_messages().  From any thread, without the GIL.
-  void message_done(PyObject* message) {
-    std::lock_guard lock(mutex_);
-    done_messages_.push_back(message);
-  }
-
-  // REQUIRES: the GIL.
-  void release_messages() {
-    std::vector<PyObject*> done;
-    {
-      std::lock_guard lock(mutex_);
-      done.swap(done_messages_);
-    }
-    for (PyObject* message : done) Py_DECREF(message);
-  }
-
  private:
-  // REQUIRES: mutex_ held.
-  void signal() {
-    if (std::exchange(signalled_, true)) return;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(fd_, &one, sizeof one);  // cannot overflow: it is 0 before
-  }
-
-  const int fd_;
   std::mutex mutex_;
-  std::vector<Answer> waiting_;           // guarded by mutex_
-  std::vector<PyObject*> done_messages_;  // guarded by mutex_
-  bool signalled_ = false;                // guarded by mutex_; whether fd_ is readable
-  bool closed_ = false;                   // guarded by mutex_
+  EventFd fd_;                   // guarded by mutex_
+  std::vector<Answer> waiting_;  // guarded by mutex_
+  bool closed_ = false;          // guarded by mutex_
 };
 
 PredictQueue::PredictQueue(std::shared_ptr<const Router> router)
@@ -117,7 +82,7 @@ int PredictQueue::fileno() const { return answers_->fileno(); }
 void PredictQueue::submit(std::uint64_t token, const py::bytes& message, std::optional<double> timeout) {
   made_.check("queue");
   if (closed_) throw_status(FailedPrecondition("the queue is closed"));
-  answers_->release_messages();
+  release_dropped_objects();
   if (pending_.contains(token)) throw_status(InvalidArgument("token " + std::to_string(token) + " is in use"));
   const Status status = queue(token, message, timeout);
   if (status.ok()) return;
@@ -127,9 +92,8 @@ void PredictQueue::submit(std::uint64_t token, const py::bytes& message, std::op
 
 Status PredictQueue::queue(std::uint64_t token, const py::bytes& message, std::optional<double> timeout) {
   const std::string_view text(message);
-  std::shared_ptr<const void> owner(message.inc_ref().ptr(), [answers = answers_](const void* object) {
-    answers->message_done(static_cast<PyObject*>(const_cast<void*>(object)));
-  });
+  std::shared_ptr<const void> owner =
+      std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<Answers>>>(kept_object(message), answers_);
   PredictRequestPtr request;
   Router::Route route;
   {
@@ -153,7 +117,7 @@ Status PredictQueue::decode(std::string_view message, std::shared_ptr<const void
   Status status = PredictRequest::decode(std::as_bytes(std::span(message)), std::move(owner), request);
   if (status.ok()) status = router_->route((*request)->model_spec(), route);
   if (!status.ok()) return status;
-  return (*request)->bind(route->lane->signature(), route->model->name(), route->model->version(),
+  return (*request)->bind(route->lane->signature(), route->model_name, route->model->version(),
                           route->lane->options().slab_bytes_max);
 }
 
@@ -181,7 +145,7 @@ py::list PredictQueue::take() {
     taken.append(py::make_tuple(answer.token, static_cast<int>(answer.status.code()), text,
                                 py::bytes(response.data(), response.size())));
   }
-  answers_->release_messages();
+  release_dropped_objects();
   return taken;
 }
 
@@ -197,7 +161,7 @@ void PredictQueue::close() {
   left.clear();
   pending_.clear();
   answers_->close();
-  answers_->release_messages();
+  release_dropped_objects();
 }
 
 }  // namespace headrace

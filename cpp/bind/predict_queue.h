@@ -4,8 +4,7 @@
 //
 // Thread safety: submit(), cancel() and take() with the GIL held; answers arrive from any thread and need no GIL: they
 //   turn an eventfd readable, once for all answers that nobody has taken yet.
-// Ownership: keeps the bytes object of a message until its request is gone, and then until the next submit(), take() or
-//   close(): only these have the GIL.
+// Ownership: keeps the bytes object of a message until its request is gone (kept_object.h).
 // Invariant: until close(), every submit() that does not throw is answered by exactly one entry of take().
 
 #pragma once

@@ -6,6 +6,8 @@
 
 #include <cassert>
 
+#include "bind/kept_object.h"
+
 namespace py = pybind11;
 
 namespace headrace {
@@ -20,8 +22,10 @@ const py::object& exception_class() {
         py::dict members;
         members["code"] = static_cast<int>(Code::kUnknown);
         members["message"] = "";
+        members["cause"] = py::none();
         PyObject* made = PyErr_NewExceptionWithDoc("headrace._core.StatusError",
-                                                   "A native call failed: `code` is gRPC's number, `message` says why.",
+                                                   "A native call failed: `code` is gRPC's number, `message` says why, "
+                                                   "`cause` is what a callable raised.",
                                                    nullptr, members.ptr());
         if (made == nullptr) throw py::error_already_set();
         return py::reinterpret_steal<py::object>(made);
@@ -38,6 +42,7 @@ py::object status_error(const Status& status) {
   py::object error = exception_class()(message);
   error.attr("code") = static_cast<int>(status.code());
   error.attr("message") = message;
+  if (status.cause() != nullptr) error.attr("cause") = object_kept_by(status.cause());
   return error;
 }
 

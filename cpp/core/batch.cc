@@ -66,12 +66,21 @@ Batch::Batch(std::vector<RequestPtr> requests, BatchReason reason, std::int64_t 
 
 Status Batch::gather(SlabPool& slabs) {
   assert(state_ == State::kFormed);
-  const std::vector<TensorView>& first = slots_.front().request->inputs;
-  inputs_ = first;
+  Status status = take_memory(slabs);
+  if (status.ok()) copy_inputs();
+  for (const Slot& slot : slots_) slot.request->inputs_gathered();
+  return status;
+}
+
+// Finds room for the inputs: `inputs_` gets their types, shapes and sizes.
+Status Batch::take_memory(SlabPool& slabs) {
+  const Request& first = *slots_.front().request;
+  inputs_ = first.inputs;
+  if (slots_.size() == 1 && first.in_place != nullptr) return {};
   std::size_t slab_bytes = 0;
   std::size_t string_count = 0;
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    TensorView& input = inputs_[i];
+  for (TensorView& input : inputs_) {
+    if (input.is_absent()) continue;
     if (slots_.size() > 1) input.shape[0] = rows_;
     if (input.dtype == DType::kString) {
       string_count += static_cast<std::size_t>(input.elements());
@@ -89,9 +98,15 @@ Status Batch::gather(SlabPool& slabs) {
     return ResourceExhausted("no memory for a batch of " + std::to_string(string_count) +
                              " strings; lower --batch_size");
   }
+  return {};
+}
+
+void Batch::copy_inputs() {
+  if (slab_ == nullptr) return;  // they are run where they are
   std::byte* to = slab_->data();
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     TensorView& input = inputs_[i];
+    if (input.is_absent()) continue;
     if (input.dtype == DType::kString) {
       input.strings = strings_.data() + strings_.size();
       for (const Slot& slot : slots_) {
@@ -110,7 +125,6 @@ Status Batch::gather(SlabPool& slabs) {
     assert(static_cast<std::size_t>(row - to) == input.bytes);
     to += align_up(input.bytes);
   }
-  return {};
 }
 
 void Batch::start(std::int64_t now_ns) {
@@ -137,6 +151,7 @@ Batch::Answered Batch::finish(const Status& run_status, const Outputs& outputs, 
     if (!slot.request->claim_answer(&from)) continue;
     slot.request->status = status;
     if (status.ok()) {
+      slot.request->output_names = outputs.names;
       for (std::size_t i = 0; i < parts.size(); ++i) {
         parts[i] = outputs.tensors[i];  // reuses the shape's memory
         if (divide) parts[i].narrow(slot.first_row, slot.rows);

@@ -5,7 +5,8 @@
 // Thread safety: none; one executor owns a batch from form to done.
 // Ownership: holds a reference to each of its requests and to its slab.
 // Invariants: formed -> running -> done, and all of it is moved in batch.cc; slots are in arrival order and cover
-//   [0, rows) without gaps; after gather() every input view lies in the slab.
+//   [0, rows) without gaps; after gather() every input view lies in the slab, or in the memory of the one request whose
+//   inputs can be run where they are.
 
 #pragma once
 
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -40,6 +42,7 @@ std::string_view batch_reason_name(BatchReason reason);
 struct Outputs {
   std::vector<TensorView> tensors;
   std::shared_ptr<const void> owner;
+  std::shared_ptr<const std::vector<std::string>> names{};  // where the signature leaves them open
 };
 
 // Hands answered requests to their sinks, one call for each sink; may reorder them.
@@ -59,7 +62,8 @@ class Batch {
   // REQUIRES: the caller claimed the run of every request; they agree on dtypes and, if several, trailing shapes.
   Batch(std::vector<RequestPtr> requests, BatchReason reason, std::int64_t formed_ns);
 
-  // Stage 5: takes a slab and copies every input of every request into it, once.  REQUIRES: formed.
+  // Stage 5: takes a slab and copies every input of every request into it, once; nothing for one request that can be
+  // run in place.  REQUIRES: formed.
   Status gather(SlabPool& slabs);
 
   // formed -> running.
@@ -76,6 +80,10 @@ class Batch {
   // One per input of the signature; valid after gather().
   std::span<const TensorView> inputs() const { return inputs_; }
   // Keeps the memory of the inputs; a runner takes a copy for as long as anything may read them.
+  std::shared_ptr<const void> memory() const {
+    return slab_ != nullptr ? std::shared_ptr<const void>(slab_) : slots_.front().request->in_place;
+  }
+  // Null where the batch runs in place.
   const SlabPtr& slab() const { return slab_; }
 
   BatchReason reason() const { return reason_; }
@@ -84,6 +92,9 @@ class Batch {
   std::int64_t done_ns() const { return done_ns_; }
 
  private:
+  Status take_memory(SlabPool& slabs);
+  void copy_inputs();
+
   State state_ = State::kFormed;
   std::vector<Slot> slots_;
   std::int64_t rows_ = 0;

@@ -3,16 +3,19 @@
 // Parking: where the executors of a model sleep while none of its lanes has anything for them.
 //
 //   executor:  auto ticket = parking.prepare();
-//              if (no lane has anything for me) parking.park(ticket); else parking.cancel(ticket);
+//              if (no lane has anything for me || !parking.try_cancel(ticket)) parking.park(ticket);
 //   producer:  mailbox.push(request); parking.wake_one();
+//   a thread that works in the place of a sleeping executor:
+//              if (parking.try_borrow()) { work; parking.give_back(); if (a lane has something) parking.wake_one(); }
 //
 // Thread safety: every function from any thread.
 // Ownership: outlives its sleepers and wakers.
 // Progress: wake_*() are lock-free, and one load where nobody is parked or all who are have been woken already.  A
 //   stopped producer holds up nobody but the one whom it is about to wake.
-// Invariants: in `word_`, signals <= parked <= 65,535.  parked counts those between prepare() and the end of cancel()
-//   or park(); signals those of them who have been called and have not left.  Both are exact: no wake is lost, and no
-//   system call is made for a sleeper who has been called already.
+// Invariants: in `word_`, signals <= parked <= 65,535.  parked counts those between prepare() and the end of
+//   try_cancel() or park(), less the places that are borrowed; signals those of them who have been called and have not
+//   left.  Both are exact: no wake is lost, and no system call is made for a sleeper who has been called already, nor
+//   for one whose place is borrowed: whoever borrowed it looks once more when it is given back, as a sleeper does.
 //
 // Why no wake is lost.  push() and prepare() are read-modify-writes, the looks that follow them are loads, all seq_cst:
 // either the producer's look sees the sleeper, or the sleeper's look sees the request.  In the first case a signal is
@@ -39,7 +42,7 @@ inline constexpr std::size_t kCacheLine = 64;
 template <template <typename> class Atomic = std::atomic, typename Futex = LinuxFutex>
 class alignas(kCacheLine) Parking {
  public:
-  // What prepare() gives: the duty to call either cancel() or park(), once.
+  // What prepare() gives: the duty to call park(), or try_cancel() until it succeeds, once.
   class [[nodiscard]] Ticket {
     friend class Parking;
     Ticket() = default;
@@ -56,16 +59,19 @@ class alignas(kCacheLine) Parking {
     return Ticket();
   }
 
-  // The look found something: the caller goes back to work.
-  void cancel(Ticket) {
+  // The look found something: the caller goes back to work.  False, and it must park(), where every place is borrowed:
+  // then as many work as there are executors.
+  [[nodiscard]] bool try_cancel(const Ticket&) {
     std::uint32_t word = word_.load();
-    while (
-        !word_.compare_exchange_weak(word, signals(word) == parked(word) ? word - kSignal - kParked : word - kParked)) {
-    }
+    do {
+      if (parked(word) == 0) return false;
+    } while (
+        !word_.compare_exchange_weak(word, signals(word) == parked(word) ? word - kSignal - kParked : word - kParked));
+    return true;
   }
 
   // The look found nothing: sleeps until a wake that came after prepare().
-  void park(Ticket) {
+  void park(const Ticket&) {
     std::uint32_t word = word_.load();
     for (;;) {
       if (signals(word) == 0) {
@@ -94,6 +100,18 @@ class alignas(kCacheLine) Parking {
     } while (!word_.compare_exchange_weak(word, parked(word) * (kParked + kSignal)));
     futex_.wake_all(word_);
   }
+
+  // Whether the caller may work in the place of one who sleeps and has not been called, until give_back().
+  [[nodiscard]] bool try_borrow() {
+    std::uint32_t word = word_.load();
+    do {
+      if (signals(word) == parked(word)) return false;
+    } while (!word_.compare_exchange_weak(word, word - kParked));
+    return true;
+  }
+
+  // Ends that.  As after prepare(), the caller must look once more, and wake_one() if there is anything.
+  void give_back() { word_.fetch_add(kParked); }
 
   // How many had prepared or were asleep at some moment during the call, and were not woken yet.
   std::uint32_t was_parked() const {

@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 
@@ -28,9 +30,10 @@ struct PolicyOptions {
 // When waiting rows become eligible: a batch of them may be formed from then on.
 std::int64_t eligible_at_ns(const PolicyOptions& options, std::int64_t rows, std::int64_t oldest_arrival_ns);
 
-// How long a run of n rows takes: an exponentially weighted mean per batch size, linear between sizes.
+// How long a run of n rows takes: an exponentially weighted mean per batch size, linear between sizes, and how many of
+// the runs of that size took how long.
 //
-// A sample counts for at most four times the mean so far and the mean for at most four times a sample, and a mean that
+// For the mean, a sample counts for at most four times the mean so far and the mean for at most four times a sample, and a mean that
 // was not renewed for a second is forgotten: one outlier makes nobody wait or be refused for longer than that.
 class ServiceTime {
  public:
@@ -39,12 +42,32 @@ class ServiceTime {
   // 0 where nothing was measured lately.
   std::int64_t predict_ns(std::int64_t rows, std::int64_t now_ns) const;
 
+  // What 99 of 100 of the last runs of that size did not exceed, rounded up by at most a quarter; kNever where there was
+  // none.  Old runs weigh less: half of all is forgotten each time that 512 have been counted.
+  std::int64_t p99_ns(std::int64_t rows) const;
+
  private:
-  struct Mean {
-    double run_ns = 0;
-    std::int64_t renewed_ns = 0;
+  // Runs counted by the logarithm of their time.
+  class Spread {
+   public:
+    void record(std::int64_t run_ns);
+    std::int64_t p99_ns() const;
+
+   private:
+    static constexpr int kPerOctave = 4;
+    static constexpr int kOctaves = 40;  // to 18 minutes
+    static std::size_t bin_of(std::int64_t run_ns);
+
+    std::array<std::uint16_t, kPerOctave * kOctaves> counts_{};
+    std::size_t highest_ = 0;  // no bin above it has a count
+    int total_ = 0;
   };
-  std::map<std::int64_t, Mean> means_;  // by rows; at most one entry per size up to max_batch_size
+  struct Measured {
+    double mean_ns = 0;
+    std::int64_t renewed_ns = 0;
+    Spread spread;
+  };
+  std::map<std::int64_t, Measured> measured_;  // by rows; at most one entry per size up to max_batch_size
 };
 
 // Decides, request by request in arrival order, what a forming batch does with each.

@@ -7,7 +7,8 @@
 // Ownership: reference counted.  The lane holds one reference from submit() until the request is out of its queue
 //   and its batch; the sink gets one with the reply; a front end that wants to cancel holds one more.
 // Invariant: waiting -> running -> answered, or waiting -> answered; whoever moves it to answered, and nobody else,
-//   writes the reply and delivers it: exactly one reply, whatever races.
+//   writes the reply and delivers it: exactly one reply, whatever races.  Its inputs are read only while it runs, until
+//   they are gathered.
 
 #pragma once
 
@@ -15,7 +16,9 @@
 #include <boost/smart_ptr/intrusive_ptr.hpp>
 #include <boost/smart_ptr/intrusive_ref_counter.hpp>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,17 +55,30 @@ class Request : public boost::intrusive_ref_counter<Request, boost::thread_safe_
 
   // Whether the caller may run it (waiting -> running).
   [[nodiscard]] bool claim_run() {
-    State expected = State::kWaiting;
-    return state_.compare_exchange_strong(expected, State::kRunning);
+    std::uint32_t expected = 0;
+    return state_.compare_exchange_strong(expected, kRan);
   }
 
   // Whether the caller must answer it (any state but answered -> answered).  `from` is the state it was in.
   [[nodiscard]] bool claim_answer(State* from) {
-    *from = state_.exchange(State::kAnswered);
+    *from = state_of(state_.fetch_or(kAnswered));
     return *from != State::kAnswered;
   }
 
-  bool was_answered() const { return state_.load() == State::kAnswered; }
+  bool was_answered() const { return state_of(state_.load()) == State::kAnswered; }
+
+  // The inputs were copied to where the batch has them, or will not be.  Called by the executor that claimed the run.
+  void inputs_gathered() {
+    if (!inputs_lent) return;
+    if (state_of(state_.fetch_or(kGathered)) == State::kAnswered) state_.notify_all();
+  }
+
+  // For a front end that lent its inputs, once the request is answered or was refused: waits until nobody reads them any
+  // more, which is as long as copying them takes.
+  void wait_inputs_free() const {
+    for (std::uint32_t state = state_.load(); are_read(state); state = state_.load()) state_.wait(state);
+  }
+  bool inputs_were_free() const { return !are_read(state_.load()); }
 
   // Filled by the front end.
   std::vector<TensorView> inputs;  // in the signature's order; memory lives as long as the request
@@ -71,17 +87,35 @@ class Request : public boost::intrusive_ref_counter<Request, boost::thread_safe_
   std::size_t bytes = 0;      // of memory that it keeps; the lane raises it to what its inputs have
   ReplySink* sink = nullptr;  // outlives the request
   std::uint64_t token = 0;    // the front end's own name for it
+  bool inputs_lent = false;   // their memory lives only until wait_inputs_free() returns
+  // Keeps the inputs' memory: set where it is aligned as a slab is, and may be read as long as this is kept.
+  std::shared_ptr<const void> in_place;
 
   // Owned by the lane.
   Request* next = nullptr;      // link of the mailbox, then of its bucket
   std::int64_t arrival_ns = 0;  // when submit() accepted it
   bool alone = false;           // never shares a batch (scalar input, no input, lane not batched)
 
+  // The names of the outputs, set before write_reply() where the signature leaves them open.
+  std::shared_ptr<const std::vector<std::string>> output_names;
+
   // The reply, for whoever holds it after delivery.
   Status status;
 
  private:
-  std::atomic<State> state_{State::kWaiting};
+  // What has happened to it.
+  static constexpr std::uint32_t kRan = 1;
+  static constexpr std::uint32_t kAnswered = 2;
+  static constexpr std::uint32_t kGathered = 4;
+
+  static bool are_read(std::uint32_t state) { return (state & (kRan | kGathered)) == kRan; }
+
+  static State state_of(std::uint32_t state) {
+    if ((state & kAnswered) != 0) return State::kAnswered;
+    return (state & kRan) != 0 ? State::kRunning : State::kWaiting;
+  }
+
+  std::atomic<std::uint32_t> state_{0};
 };
 
 }  // namespace headrace

@@ -58,6 +58,8 @@ class Scheduler {
   // The earliest deadline of the requests that wait.
   std::int64_t earliest_deadline_ns() const { return earliest_deadline_ns_; }
 
+  std::int64_t p99_ns(std::int64_t rows) const { return service_.p99_ns(rows); }
+
   void record_run(std::int64_t rows, std::int64_t run_ns, std::int64_t now_ns) {
     service_.record(std::min(rows, options_.max_batch_size), run_ns, now_ns);
   }

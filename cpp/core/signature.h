@@ -18,15 +18,16 @@ namespace headrace {
 
 struct TensorSpec {
   std::string name;  // what clients call it
-  DType dtype = DType::kInvalid;
+  DType dtype = DType::kInvalid;  // kInvalid: open, of whatever type comes
   std::optional<Shape> shape;  // with the batch dimension; -1 where open; nullopt where the rank is open
   std::string tensor_name;     // what the graph calls it ("x:0"); empty for callables
+  bool optional = false;       // a request may leave it out
 };
 
 struct Signature {
   std::string name;  // "serving_default"
   std::vector<TensorSpec> inputs;
-  std::vector<TensorSpec> outputs;
+  std::vector<TensorSpec> outputs;  // none: open, each run names its own
 
   // Position of the input or output of that name, or -1.
   int input_index(std::string_view input) const { return index(inputs, input); }

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -41,9 +42,14 @@ class [[nodiscard]] Status {
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
 
+  // What a front end may know more about an error than its text: the exception of a callable.  Null for most.
+  const std::shared_ptr<const void>& cause() const { return cause_; }
+  void set_cause(std::shared_ptr<const void> cause) { cause_ = std::move(cause); }
+
  private:
   Code code_ = Code::kOk;
   std::string message_;
+  std::shared_ptr<const void> cause_;
 };
 
 inline Status InvalidArgument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }

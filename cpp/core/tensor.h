@@ -5,7 +5,8 @@
 // Thread safety: a value; the memory behind it is read only.
 // Ownership: none.  Whoever hands out a view says how long its memory lives.
 // Invariants: numbers are row-major and little-endian at any alignment, `bytes` of them;
-//   strings are `elements()` string_views at `strings`, and `data` is nullptr.
+//   strings are `elements()` string_views at `strings`, and `data` is nullptr; an input that a request left out is of
+//   type kInvalid and has nothing else.
 
 #pragma once
 
@@ -63,6 +64,7 @@ struct TensorView {
   const std::string_view* strings = nullptr;
 
   std::int64_t elements() const { return shape_elements(shape); }
+  bool is_absent() const { return dtype == DType::kInvalid; }
 
   // Becomes a view of the rows [first, first + count) along dimension 0.  REQUIRES: rank >= 1, the rows exist.
   void narrow(std::int64_t first, std::int64_t count);

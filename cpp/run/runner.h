@@ -16,7 +16,7 @@ class Runner {
   virtual ~Runner() = default;
 
   // Stage 6: runs a gathered batch.  On OK fills `outputs` with one tensor per output of the signature, which may
-  // alias the batch's inputs.  Whatever may read the inputs after run() returns holds batch.slab().
+  // alias the batch's inputs.  Whatever may read the inputs after run() returns holds batch.memory().
   // Does not throw; does not answer requests.
   virtual Status run(const Batch& batch, Outputs* outputs) = 0;
 };

@@ -27,7 +27,7 @@ class TensorFlowRunner final : public Runner {
   static Status make(std::shared_ptr<const TensorFlowSession> session, const Signature& signature,
                      std::string run_options, std::shared_ptr<TensorFlowRunner>* out);
 
-  Status run(const Batch& batch, Outputs* outputs) override { return run(batch.inputs(), batch.slab(), outputs); }
+  Status run(const Batch& batch, Outputs* outputs) override { return run(batch.inputs(), batch.memory(), outputs); }
 
   // Runs `inputs`, in the signature's order, whose memory lives as long as `keeper`.  Outputs that are inputs are
   // views of these, which `outputs->owner` does not keep.

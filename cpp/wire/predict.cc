@@ -70,12 +70,6 @@ Names without(const Names& names, const Names& others) {
   return rest;
 }
 
-Names names_of(const std::vector<TensorSpec>& specs) {
-  Names names;
-  for (const TensorSpec& spec : specs) names.insert(spec.name);
-  return names;
-}
-
 std::size_t optional_bytes_field_bytes(std::uint32_t number, std::string_view bytes) {
   return bytes.empty() ? 0 : bytes_field_bytes(number, bytes.size());
 }
@@ -214,7 +208,7 @@ Status PredictRequest::bind(const Signature& signature, std::string_view model_n
     model_name.copy(name, model_name.size());
     model_name_ = {name, model_name.size()};
     Status bound = bind_inputs(unfolded_bytes_max);
-    if (bound.ok()) bound = bind_outputs();
+    if (bound.ok() && !outputs_are_open()) bound = bind_outputs();
     if (bound.ok()) bound = check_dtypes();
     return bound;
   } catch (const std::bad_alloc&) {
@@ -231,8 +225,14 @@ Status PredictRequest::bind_inputs(std::size_t unfolded_bytes_max) {
     for (const Input& input : inputs_) names.insert(names.end(), input.name);
     return names;
   };
-  if (inputs_.size() != specs.size()) {
-    const Names sent = sent_names(), wanted = names_of(specs);
+  const auto left_out = std::count_if(specs.begin(), specs.end(), [this](const TensorSpec& spec) {
+    return spec.optional && find_input(spec.name) == nullptr;
+  });
+  if (inputs_.size() + static_cast<std::size_t>(left_out) != specs.size()) {
+    const Names sent = sent_names();
+    Names wanted;
+    for (const TensorSpec& spec : specs)
+      if (!spec.optional || sent.contains(spec.name)) wanted.insert(spec.name);
     return InvalidArgument("input size does not match signature: " + std::to_string(sent.size()) +
                            "!=" + std::to_string(wanted.size()) + " len(" + text_of(sent) + ") != len(" +
                            text_of(wanted) + "). Sent extra: " + text_of(without(sent, wanted)) +
@@ -242,6 +242,10 @@ Status PredictRequest::bind_inputs(std::size_t unfolded_bytes_max) {
   inputs.reserve(specs.size());
   for (const TensorSpec& spec : specs) {
     Input* const input = find_input(spec.name);
+    if (input == nullptr && spec.optional) {
+      inputs.emplace_back();
+      continue;
+    }
     if (input == nullptr) {
       return InvalidArgument("Signature input alias: " + spec.name + "(feed name: " + spec.tensor_name +
                              ") not found in request and no default value provided. Inputs expected to be in the "
@@ -256,19 +260,21 @@ Status PredictRequest::bind_inputs(std::size_t unfolded_bytes_max) {
 
 // PreProcessPrediction in predict_util.cc.
 Status PredictRequest::bind_outputs() {
-  const std::vector<TensorSpec>& specs = signature_->outputs;
-  outputs_.reserve(specs.size());
+  const auto count = static_cast<std::uint32_t>(output_count());
+  outputs_.reserve(count);
   if (output_filter_.empty()) {
-    for (std::uint32_t i = 0; i < specs.size(); ++i) outputs_.push_back(i);
+    for (std::uint32_t i = 0; i < count; ++i) outputs_.push_back(i);
     return {};
   }
   for (std::string_view name : output_filter_) {
-    const int output = signature_->output_index(name);
-    if (output < 0) {
+    std::uint32_t position = 0;
+    while (position < count && output_name(position) != name) ++position;
+    if (position == count) {
+      Names known;
+      for (std::uint32_t i = 0; i < count; ++i) known.insert(output_name(i));
       return InvalidArgument("output tensor alias not found in signature: " + std::string(name) +
-                             " Outputs expected to be in the set " + text_of(names_of(specs)) + ".");
+                             " Outputs expected to be in the set " + text_of(known) + ".");
     }
-    const auto position = static_cast<std::uint32_t>(output);
     if (std::find(outputs_.begin(), outputs_.end(), position) != outputs_.end())
       return InvalidArgument("duplicate output tensor alias: " + std::string(name));
     outputs_.push_back(position);
@@ -280,9 +286,10 @@ Status PredictRequest::bind_outputs() {
 // TensorFlow's own text for a feed of another type.
 Status PredictRequest::check_dtypes() const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].dtype == signature_->inputs[i].dtype) continue;
+    const TensorSpec& spec = signature_->inputs[i];
+    if (inputs[i].is_absent() || spec.dtype == DType::kInvalid || inputs[i].dtype == spec.dtype) continue;
     return InvalidArgument("Expects arg[" + std::to_string(i) + "] to be " +
-                           std::string(dtype_name(signature_->inputs[i].dtype)) + " but " +
+                           std::string(dtype_name(spec.dtype)) + " but " +
                            std::string(dtype_name(inputs[i].dtype)) + " is provided");
   }
   return {};
@@ -298,10 +305,12 @@ Status PredictRequest::write_reply(std::span<const TensorView> outputs) {
 }
 
 Status PredictRequest::encode(std::span<const TensorView> outputs) {
-  if (outputs.size() != signature_->outputs.size()) {
+  if (outputs.size() != output_count()) {
     return Internal("the model gave " + std::to_string(outputs.size()) + " outputs, its signature has " +
-                    std::to_string(signature_->outputs.size()));
+                    std::to_string(output_count()));
   }
+  if (outputs_are_open())
+    if (Status bound = bind_outputs(); !bound.ok()) return bound;
   std::pmr::vector<TensorProtoSize> tensor_sizes(&arena_);
   tensor_sizes.reserve(outputs_.size());
   std::size_t total = 0;
@@ -311,11 +320,11 @@ Status PredictRequest::encode(std::span<const TensorView> outputs) {
     if (!dtype_is_served(tensor.dtype) || elements < 0 ||
         (tensor.dtype != DType::kString &&
          tensor.bytes != static_cast<std::size_t>(elements) * dtype_bytes(tensor.dtype))) {
-      return Internal("output \"" + signature_->outputs[i].name + "\" is " + std::to_string(tensor.bytes) +
+      return Internal("output \"" + output_name(i) + "\" is " + std::to_string(tensor.bytes) +
                       " bytes of " + std::string(dtype_name(tensor.dtype)) + shape_text(tensor.shape));
     }
     tensor_sizes.push_back(tensor_proto_size(tensor));
-    total += bytes_field_bytes(kResponseOutputs, bytes_field_bytes(kEntryKey, signature_->outputs[i].name.size()) +
+    total += bytes_field_bytes(kResponseOutputs, bytes_field_bytes(kEntryKey, output_name(i).size()) +
                                                      bytes_field_bytes(kEntryValue, tensor_sizes.back().total));
   }
   const std::uint64_t version = static_cast<std::uint64_t>(version_);
@@ -332,7 +341,7 @@ Status PredictRequest::encode(std::span<const TensorView> outputs) {
   response_.reserve(total);
   FieldWriter writer(&response_);
   for (std::size_t k = 0; k < outputs_.size(); ++k) {
-    const std::string& name = signature_->outputs[outputs_[k]].name;
+    const std::string& name = output_name(outputs_[k]);
     writer.open_bytes_field(kResponseOutputs, bytes_field_bytes(kEntryKey, name.size()) +
                                                   bytes_field_bytes(kEntryValue, tensor_sizes[k].total));
     writer.write_bytes_field(kEntryKey, name);

@@ -82,6 +82,14 @@ class PredictRequest final : public Request {
   Input* find_input(std::string_view name);
   Status bind_inputs(std::size_t unfolded_bytes_max);
   Status bind_outputs();
+  bool outputs_are_open() const { return signature_->outputs.empty(); }
+  std::size_t output_count() const {
+    if (!outputs_are_open()) return signature_->outputs.size();
+    return output_names == nullptr ? 0 : output_names->size();
+  }
+  const std::string& output_name(std::size_t i) const {
+    return outputs_are_open() ? (*output_names)[i] : signature_->outputs[i].name;
+  }
   Status check_dtypes() const;
   Status encode(std::span<const TensorView> outputs);
 
@@ -101,7 +109,7 @@ class PredictRequest final : public Request {
   std::pmr::monotonic_buffer_resource arena_{arena_bytes_, kArenaBytes};
   std::pmr::vector<Input> inputs_;  // sorted by name once the message is read
   std::pmr::vector<std::string_view> output_filter_{&arena_};
-  std::pmr::vector<std::uint32_t> outputs_{&arena_};  // positions in the signature of those asked for
+  std::pmr::vector<std::uint32_t> outputs_{&arena_};  // positions of those asked for
 };
 
 }  // namespace headrace

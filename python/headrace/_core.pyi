@@ -14,16 +14,23 @@ def forbid_gil() -> None:
     """From now on other threads that come back from native code sleep for ever: the end of the process has begun."""
 
 class StatusError(Exception):
-    """A native call failed: `code` is gRPC's number, `message` says why."""
+    """A native call failed: `code` is gRPC's number, `message` says why, `cause` is what a callable raised."""
 
     code: int
     message: str
+    cause: BaseException | None
 
 @final
 class TensorSpec:
-    """One input or output.  `dtype` is tensorflow.DataType's number; `shape` has -1 for open dimensions, None for an open rank."""
+    """One input or output.
 
-    def __init__(self, name: str, dtype: int, shape: Sequence[int] | None, tensor_name: str = "") -> None: ...
+    `dtype` is tensorflow.DataType's number, 0 where it is open; `shape` has -1 for open dimensions, None for an open
+    rank.  A request may leave out an `optional` input: only requests with the same inputs share a batch.
+    """
+
+    def __init__(
+        self, name: str, dtype: int, shape: Sequence[int] | None, tensor_name: str = "", optional: bool = False
+    ) -> None: ...
     @property
     def name(self) -> str: ...
     @property
@@ -32,9 +39,13 @@ class TensorSpec:
     def shape(self) -> list[int] | None: ...
     @property
     def tensor_name(self) -> str: ...
+    @property
+    def optional(self) -> bool: ...
 
 @final
 class Signature:
+    """What a lane takes and gives.  Without outputs they are open: each batch names its own in finish()."""
+
     def __init__(self, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None: ...
     @property
     def name(self) -> str: ...
@@ -135,11 +146,15 @@ class Batch:
         """Rows of each request, in order; their sum is `rows`."""
     @property
     def inputs(self) -> dict[str, NDArray[Any]]:
-        """Views of the slab, no copies; strings are object arrays of bytes.  An array that outlives the batch keeps its slab."""
-    def finish(self, outputs: Sequence[NDArray[Any]]) -> None:
-        """Answers every request from its rows of the outputs, which are in the signature's order."""
-    def fail(self, code: int, message: str) -> None:
-        """Answers every request with an error; `code` is gRPC's, from 1 to 16."""
+        """Views of the slab, no copies; strings are object arrays of bytes.  An array that outlives the batch keeps its
+        memory.  Optional inputs that the requests left out are not there."""
+    def finish(self, outputs: Sequence[NDArray[Any]], names: Sequence[str] | None = None) -> None:
+        """Answers every request from its rows of the outputs.
+
+        They are in the signature's order or, where its outputs are open, have these `names`.
+        """
+    def fail(self, code: int, message: str, cause: BaseException | None = None) -> None:
+        """Answers every request with an error; `code` is gRPC's, from 1 to 16.  Callers in this process get `cause`."""
 
 @final
 class Reply:
@@ -154,13 +169,64 @@ class Reply:
         """Contiguous, writable arrays of the caller's own.  Raises StatusError if the request failed or is not answered yet."""
 
 @final
+class ReplyQueue:
+    """Tells one reader, an event loop or a thread, which replies have been answered.
+
+    fileno() turns readable once for all answers that nobody has taken yet: once per batch, not once per reply.
+    """
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int: ...
+    def watch(self, reply: Reply, token: object) -> None:
+        """take() hands out `token` once, when the reply is answered; at once if it is already.  A reply can be watched
+        by one queue (FAILED_PRECONDITION)."""
+    def put(self, token: object) -> None:
+        """take() hands out `token`."""
+    def take(self) -> list[Any]:
+        """The tokens since the last call; clears fileno()."""
+
+@final
+class Slot:
+    """A private buffer for the rows of a request that is not queued yet."""
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Writable views of the buffer, 64-byte aligned, by input name."""
+    def submit(self, timeout: float | None = None) -> Reply:
+        """Queues the request, once; the buffer must not be written from then on.  As Lane.submit()."""
+
+@final
 class Lane:
     @property
     def signature(self) -> Signature: ...
     @property
     def options(self) -> LaneOptions: ...
-    def submit(self, inputs: Mapping[str, NDArray[Any]], timeout: float | None = None) -> Reply:
-        """Queues one request; `timeout` in seconds becomes its deadline.  Raises StatusError if it is refused."""
+    def predict(
+        self, inputs: Mapping[str, Any], timeout: float | None = None, cast: bool = False
+    ) -> dict[str, NDArray[Any]]:
+        """Queues one request and waits for its outputs; raises StatusError if it is refused or fails.
+
+        If native executors serve the lane and one of them is idle, the calling thread may run the batch in its place:
+        where 99 of 100 runs of that size took less than 50 ms, and end before the deadline.  Ctrl-C interrupts the
+        wait within 100 ms, or after that run, and cancels the request.
+        """
+    def submit(self, inputs: Mapping[str, Any], timeout: float | None = None, cast: bool = False) -> Reply:
+        """Queues one request; `timeout` in seconds becomes its deadline.  Raises StatusError if it is refused.
+
+        Arrays are copied: they may change once this returns.  Lists and numbers take the signature's dtype; an array
+        of another dtype is INVALID_ARGUMENT, unless `cast` allows what NumPy calls a same-kind cast.
+        """
+    def reserve(
+        self,
+        rows: int,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+    ) -> Slot:
+        """A buffer for a request of `rows` rows.
+
+        `shapes` (of one row, without the batch dimension) and `dtypes` are needed where the signature leaves them
+        open.  INVALID_ARGUMENT for strings, for what contradicts the signature, and past its limits.
+        """
     def stats(self) -> dict[str, Any]:
         """Counters since the start.  See core/stats.h for each name."""
 
@@ -195,7 +261,8 @@ class Router:
     """Which lane a request goes to, by model name, version and signature name."""
 
     def __init__(self) -> None: ...
-    def add(self, model: Model) -> None: ...
+    def add(self, model: Model, name: str | None = None) -> None:
+        """Routes requests for `name`, by default the model's own, to the model."""
 
 @final
 class PredictQueue:

@@ -28,11 +28,12 @@ VALUE_BYTES = {
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model version that is being served."""
+    """A model version that is being served.  `lines` tell in words how, for the log."""
 
     native: _core.Model
     lanes: Mapping[str, _core.Lane]
     executors: PythonExecutors | None  # None: native ones
+    lines: tuple[str, ...] = ()
 
 
 class Engine:
@@ -62,9 +63,10 @@ class Engine:
             for name, lane in model.lanes.items():
                 yield f"{model.native.name}/{name}", lane
 
-    def add(self, loaded: LoadedModel, options: BatchingOptions, *, executor: str = "native") -> list[str]:
-        """Serves a loaded model, by native executors or Python ones; returns in words how, for the log."""
+    def add(self, loaded: LoadedModel, options: BatchingOptions, *, executor: str = "native") -> ServedModel:
+        """Serves a loaded model, by native executors or Python ones."""
         self._check_usable()
+        loaded.check_process()
         native = _core.Model(loaded.name, loaded.version, self._timer)
         lanes = {}
         lines = []
@@ -97,8 +99,7 @@ class Engine:
             functions = {name: loaded.python_callable(name) for name in lanes}
             executors = PythonExecutors(native, functions, threads)
             executors.start()
-        self._serve(ServedModel(native, lanes, executors))
-        return lines
+        return self._serve(ServedModel(native, lanes, executors, tuple(lines)))
 
     def add_functions(
         self,

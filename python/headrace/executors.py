@@ -21,8 +21,8 @@ from headrace.errors import Code, HeadraceError, InvalidArgument
 
 logger = logging.getLogger("headrace")
 
-# Arrays by input name to arrays in the order of the signature's outputs.
-Function = Callable[[Mapping[str, NDArray[Any]]], Sequence[NDArray[Any]]]
+# Arrays by input name to arrays in the order of the signature's outputs or, where it leaves these open, by name.
+Function = Callable[[Mapping[str, NDArray[Any]]], Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]]
 
 
 class PythonExecutors:
@@ -55,12 +55,18 @@ class PythonExecutors:
         name = batch.lane.signature.name
         try:
             outputs = self._functions[name](batch.inputs)
-            _check_rows(batch, outputs)
-            batch.finish(outputs)
+            if isinstance(outputs, Mapping):
+                names, outputs = list(outputs), list(outputs.values())
+            else:
+                names = None
+            _check_rows(batch, outputs, names)
+            batch.finish(outputs, names)
         except BaseException as error:  # noqa: BLE001  whatever a function raises, its requests get an answer
-            if not isinstance(error, (HeadraceError, _core.StatusError)):
+            if isinstance(error, (HeadraceError, _core.StatusError)):
+                batch.fail(*_answer(error))
+            else:
                 self._complain(name, error)
-            batch.fail(*_answer(error))
+                batch.fail(*_answer(error), cause=error)
 
     def _complain(self, name: str, error: BaseException) -> None:
         """Logs the first exception with its traceback, which clients do not see."""
@@ -83,19 +89,20 @@ def _answer(error: BaseException) -> tuple[Code, str]:
     return (Code.UNKNOWN if code == Code.OK else code), message.encode(errors="backslashreplace").decode()
 
 
-def _check_rows(batch: _core.Batch, outputs: Sequence[NDArray[Any]]) -> None:
+def _check_rows(batch: _core.Batch, outputs: Sequence[NDArray[Any]], names: Sequence[str] | None) -> None:
     """Raises InvalidArgument if there is another number of outputs, or of rows in one, than there must be."""
     lane = batch.lane
-    specs = lane.signature.outputs
-    if len(outputs) != len(specs):
-        raise InvalidArgument(f"{lane.signature.name} returned {len(outputs)} outputs; it has {len(specs)}")
+    if names is None:
+        names = [spec.name for spec in lane.signature.outputs]
+    if len(outputs) != len(names):
+        raise InvalidArgument(f"{lane.signature.name} returned {len(outputs)} outputs; it has {len(names)}")
     inputs = batch.inputs.values()
     if not lane.options.batched or any(value.ndim == 0 for value in inputs):
         return  # runs alone, and its outputs need not have a batch dimension
-    for spec, output in zip(specs, outputs, strict=True):
+    for output_name, output in zip(names, outputs, strict=True):
         shape = np.shape(output)
         if shape[:1] != (batch.rows,):
             got = f"{shape[0]} rows" if shape else "a scalar"
             raise InvalidArgument(
-                f'{lane.signature.name} returned {got} for output "{spec.name}"; its inputs have {batch.rows} rows'
+                f'{lane.signature.name} returned {got} for output "{output_name}"; its inputs have {batch.rows} rows'
             )

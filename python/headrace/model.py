@@ -7,6 +7,7 @@ TensorFlow is found and loaded as a native library; its Python package is import
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -46,6 +47,12 @@ class LoadedSignature:
     batched: bool
     why: str
     warm_up: str
+    origin: LoadedModel = field(repr=False)  # without signatures, so that neither keeps the other alive
+
+    @property
+    def model(self) -> LoadedModel:
+        """Its model, with this signature alone."""
+        return dataclasses.replace(self.origin, signatures={self.signature.name: self})
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,15 @@ class LoadedModel:
     pinner: _core.SlabPinner | None  # for its lanes; only with a GPU
     log_lines: tuple[str, ...]
     config: bytes = field(repr=False)  # the session's ConfigProto
+    process: int = field(default_factory=os.getpid, repr=False)
+
+    def check_process(self) -> None:
+        """Raises FailedPrecondition in a forked child: TensorFlow's threads have stayed with the parent."""
+        if os.getpid() != self.process:
+            raise FailedPrecondition(
+                f"model {self.name} was loaded by process {self.process}, and TensorFlow's threads stayed there when"
+                f" process {os.getpid()} was forked: load it after the fork"
+            )
 
     def python_callable(self, signature_name: str) -> PythonCallable:
         """The signature as a function through TensorFlow's Python package, which this imports: the reference.
@@ -132,6 +148,17 @@ def load(
         *(f"{found.name}/{other.name} is not served: {other.why}" for other in unserved),
     ]
 
+    origin = LoadedModel(
+        name=found.name,
+        version=found.version,
+        path=found.directory,
+        signatures={},
+        devices=tuple(device.rpartition("device:")[2] for device, _ in devices),
+        gpu=gpu,
+        pinner=pinner if gpu and pinner.available else None,
+        log_lines=(),
+        config=config,
+    )
     warm_until = time.monotonic() + warm_up_seconds
     signatures = {}
     for signature in served:
@@ -154,20 +181,10 @@ def load(
         batched, why = findings.batched, findings.why
         if not batched and signature.name in enable_batching_for:
             batched, why = True, f"enable_batching_for was set, though {why}"
-        signatures[signature.name] = LoadedSignature(signature, runner, batched, why, findings.warm_up)
+        signatures[signature.name] = LoadedSignature(signature, runner, batched, why, findings.warm_up, origin)
         verdict = "batched" if batched else "not batched"
         lines.append(f"{found.name}/{signature.name}: {verdict}: {why}; {findings.warm_up}")
-    return LoadedModel(
-        name=found.name,
-        version=found.version,
-        path=found.directory,
-        signatures=signatures,
-        devices=tuple(device.rpartition("device:")[2] for device, _ in devices),
-        gpu=gpu,
-        pinner=pinner if gpu and pinner.available else None,
-        log_lines=tuple(lines),
-        config=config,
-    )
+    return dataclasses.replace(origin, signatures=signatures, log_lines=tuple(lines))
 
 
 def library_path() -> Path:

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,12 +26,13 @@ class FakeRunner final : public Runner {
   Status run(const Batch& batch, Outputs* outputs) override {
     std::unique_lock lock(mutex_);
     rows_of_runs_.push_back(batch.rows());
+    threads_of_runs_.push_back(std::this_thread::get_id());
     changed_.notify_all();
     changed_.wait(lock, [&] { return !held_; });
     if (keep_slab_) kept_.push_back(batch.slab());
     if (!status_.ok()) return status_;
     outputs->tensors.assign(batch.inputs().begin(), batch.inputs().end());
-    outputs->owner = batch.slab();
+    outputs->owner = batch.memory();
     return {};
   }
 
@@ -69,10 +71,17 @@ class FakeRunner final : public Runner {
     return rows_of_runs_;
   }
 
+  // Which thread each run was on.
+  std::vector<std::thread::id> threads_of_runs() const {
+    std::lock_guard lock(mutex_);
+    return threads_of_runs_;
+  }
+
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::int64_t> rows_of_runs_;
+  std::vector<std::thread::id> threads_of_runs_;
   std::vector<SlabPtr> kept_;
   Status status_;
   bool held_ = false;

@@ -56,11 +56,28 @@ struct Lanes {
     const auto ticket = parking.prepare();
     bool found = closing.load();
     for (int i = 0; i < kMailboxes && !found; ++i) found = !mailboxes[i].was_empty();
-    if (found) {
-      parking.cancel(ticket);
-    } else {
-      parking.park(ticket);
+    if (!found || !parking.try_cancel(ticket)) parking.park(ticket);
+  }
+
+  // What a client does that may work in the place of an executor: 1 if it took its item, and maybe others, itself.
+  template <bool kLooksAfterwards>
+  int push_or_work(int mailbox, Item* item) {
+    if (!parking.try_borrow()) {
+      push(mailbox, item);
+      return 0;
     }
+    item->pushed = 1;
+    item->taken = 0;
+    mailboxes[mailbox].push(item);
+    const int items = take(mailbox);
+    parking.give_back();
+    if (!kLooksAfterwards) return items;
+    if (closing.load()) {
+      parking.wake_all();
+    } else if (!mailboxes[0].was_empty() || !mailboxes[1].was_empty()) {
+      parking.wake_one();
+    }
+    return items;
   }
 
   void close() {
@@ -90,6 +107,35 @@ struct EveryItemIsTaken
         lanes.wait();
       } else if (taken.fetch_add(items_taken) + items_taken == kProducers * kItemsEach) {
         lanes.close();
+      }
+    }
+  }
+};
+
+// The same when every producer works in the place of an executor that sleeps.
+template <int kProducers, int kItemsEach, int kExecutors, bool kLooksAfterwards = true>
+struct BorrowedPlacesLoseNothing
+    : rl::test_suite<BorrowedPlacesLoseNothing<kProducers, kItemsEach, kExecutors, kLooksAfterwards>,
+                     kProducers + kExecutors> {
+  Lanes<Weakened<>, Weakened<>> lanes;
+  Item items[kProducers][kItemsEach];
+  Weakened<>::Atomic<int> taken{0};
+
+  void count(int items_taken) {
+    if (items_taken != 0 && taken.fetch_add(items_taken) + items_taken == kProducers * kItemsEach) lanes.close();
+  }
+
+  void thread(unsigned index) {
+    if (index < kProducers) {
+      for (int i = 0; i < kItemsEach; ++i) count(lanes.template push_or_work<kLooksAfterwards>((index + i) % 2, &items[index][i]));
+      return;
+    }
+    while (!lanes.closing.load()) {
+      const int items_taken = lanes.take(0) + lanes.take(1);
+      if (items_taken == 0) {
+        lanes.wait();
+      } else {
+        count(items_taken);
       }
     }
   }
@@ -201,6 +247,10 @@ bool broken(const char* name, bool verbose) {
   return holds<EveryItemIsTaken<2, 1, 2, MailboxAtomic, ParkingAtomic>>(name, Random(1'000'000), verbose);
 }
 
+bool broken_give_back(const char* name, bool verbose) {
+  return holds<BorrowedPlacesLoseNothing<2, 1, 1, false>>(name, Random(1'000'000), verbose);
+}
+
 struct Broken {
   const char* name;
   bool (*holds)(const char* name, bool verbose);
@@ -213,6 +263,7 @@ constexpr Broken kBroken[] = {
     {"sleepers-look-acquire", broken<WeakLook, Weakened<>>},
     {"producers-look-acquire", broken<Weakened<>, WeakLook>},
     {"announce-acq_rel", broken<Weakened<>, WeakAnnounce>},
+    {"give-back-without-a-look", broken_give_back},
 };
 
 bool check() {
@@ -223,6 +274,10 @@ bool check() {
   ok &= holds<EveryItemIsTaken<2, 1, 2>>("every item is taken, 2x1, 2", Bound(1));
   ok &= holds<EveryItemIsTaken<2, 1, 2>>("every item is taken, 2x1, 2", Random(1'000'000));
   ok &= holds<EveryItemIsTaken<3, 2, 3>>("every item is taken, 3x2, 3", Random(300'000));
+  ok &= holds<BorrowedPlacesLoseNothing<1, 1, 1>>("borrowed places lose nothing, 1 producer, 1", Bound(5));
+  ok &= holds<BorrowedPlacesLoseNothing<2, 1, 1>>("borrowed places lose nothing, 2x1, 1", Bound(3));
+  ok &= holds<BorrowedPlacesLoseNothing<2, 1, 2>>("borrowed places lose nothing, 2x1, 2", Random(300'000));
+  ok &= holds<BorrowedPlacesLoseNothing<3, 2, 2>>("borrowed places lose nothing, 3x2, 2", Random(300'000));
   ok &= holds<TwoPushesWakeTwo>("two pushes wake two executors, 1x2, 2", Bound(3));
   ok &= holds<TwoPushesWakeTwo>("two pushes wake two executors, 1x2, 2", Random(300'000));
   ok &= holds<EveryPushWakesAnother<>>("every push wakes another executor, 2x1, 2", Bound(2));

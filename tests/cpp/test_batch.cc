@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -166,6 +167,50 @@ TEST_F(BatchTest, GathersRowsWithoutElements) {
   EXPECT_EQ(b->reply_floats(1), std::vector<float>{3});
 }
 
+TEST_F(BatchTest, RunsTheRowsOfOneRequestInPlaceWhereItsMemoryIsKept) {
+  FakeRequestPtr alone = floats({2, 3});
+  alone->in_place = std::make_shared<int>();
+  Batch batch = batch_of({alone});
+  ASSERT_TRUE(batch.gather(slabs_).ok());
+  EXPECT_EQ(batch.inputs()[0].data, alone->inputs[0].data);
+  EXPECT_EQ(batch.memory(), alone->in_place);
+  EXPECT_EQ(batch.slab(), nullptr);
+  EXPECT_EQ(slabs_.allocated(), 0);
+}
+
+TEST_F(BatchTest, CopiesThoseRowsOnceWhereOthersRunWithThem) {
+  const std::vector<FakeRequestPtr> requests = {floats({2, 3}), floats({1, 3}, 6)};
+  for (const FakeRequestPtr& request : requests) request->in_place = std::make_shared<int>();
+  Batch batch = batch_of(requests);
+  ASSERT_TRUE(batch.gather(slabs_).ok());
+  EXPECT_EQ(batch.memory(), batch.slab());
+  EXPECT_EQ(slabs_.allocated(), 1);
+  const float* rows = reinterpret_cast<const float*>(batch.inputs()[0].data);
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(rows[i], static_cast<float>(i));
+}
+
+TEST_F(BatchTest, GivesLentInputsBackOnceTheyAreCopied) {
+  const FakeRequestPtr lent = floats({1, 3});
+  lent->inputs_lent = true;
+  Batch batch = batch_of({lent, floats({1, 3})});
+  EXPECT_FALSE(lent->inputs_were_free());
+  ASSERT_TRUE(batch.gather(slabs_).ok());
+  EXPECT_TRUE(lent->inputs_were_free());
+}
+
+TEST_F(BatchTest, PassesOverAnInputThatItsRequestsLeftOut) {
+  std::vector<FakeRequestPtr> requests = {floats({2, 3}), floats({1, 3}, 6)};
+  for (const FakeRequestPtr& request : requests) {
+    request->inputs.emplace_back();
+    request->add_strings({request->rows}, std::vector<std::string>(static_cast<std::size_t>(request->rows), "a"));
+  }
+  Batch batch = batch_of(requests);
+  ASSERT_TRUE(batch.gather(slabs_).ok());
+  EXPECT_EQ(batch.inputs()[0].shape, (Shape{3, 3}));
+  EXPECT_TRUE(batch.inputs()[1].is_absent());
+  EXPECT_EQ(batch.inputs()[2].shape, (Shape{3}));
+}
+
 TEST_F(BatchTest, GathersALoneScalarAndARequestWithoutInputs) {
   const FakeRequestPtr scalar = floats({}, 5), nothing = request();
   Batch batch = batch_of({scalar});
@@ -220,6 +265,17 @@ TEST_F(BatchTest, GivesEachRequestItsRowsOfEveryOutput) {
     EXPECT_EQ(request->writes, 1);
     EXPECT_EQ(request->replies, 1);
   }
+}
+
+TEST_F(BatchTest, TellsEachRequestTheNamesOfOutputsThatTheSignatureLeavesOpen) {
+  const std::vector<FakeRequestPtr> requests = {floats({2, 3}), floats({1, 3}, 6)};
+  Batch batch = batch_of(requests);
+  ASSERT_TRUE(batch.gather(slabs_).ok());
+  batch.start(kNow);
+  Outputs outputs = inputs_as_outputs(batch);
+  outputs.names = std::make_shared<const std::vector<std::string>>(1, "y");
+  batch.finish({}, outputs, kNow);
+  for (const FakeRequestPtr& request : requests) EXPECT_EQ(request->output_names, outputs.names);
 }
 
 TEST_F(BatchTest, GivesTheRunsErrorToEveryRequest) {

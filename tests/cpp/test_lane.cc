@@ -631,7 +631,7 @@ TEST_F(LaneTest, LooksAtDeadlinesThatAreCloseTogetherAtOnce) {
 class Sleeper {
  public:
   explicit Sleeper(LaneGroup& group) : parking_(group.parking), ticket_(parking_.prepare()) {}
-  ~Sleeper() { parking_.cancel(ticket_); }
+  ~Sleeper() { EXPECT_TRUE(parking_.try_cancel(ticket_)); }
   bool was_woken() const { return parking_.was_parked() == 0; }
 
  private:

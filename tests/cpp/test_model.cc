@@ -64,6 +64,130 @@ TEST_F(ModelTest, FindsItsLanesByTheirSignaturesName) {
   EXPECT_EQ(model_->version(), 7);
 }
 
+// Clients that wait for their replies, and executors that are known to sleep.
+class ModelCallers : public ModelTest {
+ protected:
+  ~ModelCallers() override { EXPECT_TRUE(model_->close(0)); }
+
+  // Starts executors, lets one run that many rows, which measures them, and waits until all sleep.
+  void start_and_measure(Lane& lane, int executors, std::int64_t rows, std::int64_t run_ns) {
+    model_->start(executors);
+    runner_->hold();
+    submit(lane, rows);
+    ASSERT_TRUE(runner_->wait_for_runs(1));
+    clock_.advance_ns(run_ns);
+    runner_->release();
+    ASSERT_TRUE(sink_.wait_for(1));
+    wait_asleep(executors);
+  }
+
+  // What shows that an executor sleeps is that its place can be borrowed.
+  void wait_asleep(int executors) {
+    const Parking<>& parking = model_->group().parking;
+    while (parking.was_parked() < static_cast<std::uint32_t>(executors)) std::this_thread::yield();
+  }
+
+  FakeRequestPtr call(Lane& lane, std::int64_t rows = 1, std::int64_t deadline_ns = kNever) {
+    FakeRequestPtr request(new FakeRequest(&sink_));
+    request->add_floats({rows, 1});
+    request->deadline_ns = deadline_ns;
+    const Status status = model_->submit_or_run(lane, request);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return request;
+  }
+
+  // Whether the next request is run by the thread that brings it.
+  bool runs_in_the_caller(Lane& lane, std::int64_t rows = 1, std::int64_t deadline_ns = kNever) {
+    const std::size_t runs = runner_->threads_of_runs().size();
+    call(lane, rows, deadline_ns);
+    EXPECT_TRUE(sink_.wait_for(runs + 1));
+    const bool in_caller = runner_->threads_of_runs().at(runs) == std::this_thread::get_id();
+    wait_asleep(1);
+    return in_caller;
+  }
+};
+
+TEST_F(ModelCallers, RunWhereAnExecutorSleepsAndRunsOfThatSizeAreShort) {
+  Lane& lane = add_lane("a", options(Policy::kAdaptive, 4), runner_);
+  start_and_measure(lane, 1, 1, kMillisecond);
+  EXPECT_TRUE(runs_in_the_caller(lane));
+  EXPECT_FALSE(runs_in_the_caller(lane, 2));  // not measured yet
+  EXPECT_TRUE(runs_in_the_caller(lane, 2));
+}
+
+TEST_F(ModelCallers, LeaveARunToTheExecutorThatCouldTake50MsOrLongerThanTheyMayWait) {
+  Lane& lane = add_lane("a", options(Policy::kAdaptive, 4), runner_);
+  start_and_measure(lane, 1, 1, 30 * kMillisecond);
+  EXPECT_TRUE(runs_in_the_caller(lane, 1, clock_.now_ns() + 40 * kMillisecond));
+  EXPECT_FALSE(runs_in_the_caller(lane, 1, clock_.now_ns() + 29 * kMillisecond));
+  Lane& slow = add_lane("slow", options(Policy::kAdaptive, 4), runner_);
+  runner_->hold();
+  const std::size_t runs = runner_->threads_of_runs().size();
+  submit(slow, 3);
+  ASSERT_TRUE(runner_->wait_for_runs(runs + 1));
+  clock_.advance_ns(60 * kMillisecond);
+  runner_->release();
+  ASSERT_TRUE(sink_.wait_for(runs + 1));
+  wait_asleep(1);
+  EXPECT_FALSE(runs_in_the_caller(slow, 3));
+}
+
+TEST_F(ModelCallers, WaitForOthersUnderTheTimeoutPolicy) {
+  Lane& lane = add_lane("a", options(Policy::kTimeout, 2, kSecond), runner_);
+  start_and_measure(lane, 1, 2, kMillisecond);
+  call(lane, 1);
+  EXPECT_EQ(runner_->rows_of_runs().size(), 1u);
+  call(lane, 1);  // fills the batch
+  ASSERT_TRUE(sink_.wait_for(3));
+  EXPECT_EQ(runner_->rows_of_runs().back(), 2);
+}
+
+TEST_F(ModelCallers, AreNoMoreThanTheExecutorsInWhosePlaceTheyRun) {
+  Lane& lane = add_lane("a", options(Policy::kAdaptive, 1), runner_);
+  start_and_measure(lane, 2, 1, kMillisecond);
+  runner_->hold();
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i)
+    callers.emplace_back([&] {
+      FakeRequestPtr request(new FakeRequest(&sink_));
+      request->add_floats({1, 1});
+      EXPECT_TRUE(model_->submit_or_run(lane, request).ok());
+    });
+  ASSERT_TRUE(runner_->wait_for_runs(3));
+  while (lane.was_waiting_rows() != 2) std::this_thread::yield();
+  EXPECT_EQ(runner_->rows_of_runs().size(), 3u);
+  runner_->release();
+  for (std::thread& caller : callers) caller.join();
+  ASSERT_TRUE(sink_.wait_for(5));
+}
+
+TEST_F(ModelCallers, LeaveNothingBehindThatArrivedMeanwhile) {
+  Lane& a = add_lane("a", options(Policy::kAdaptive, 4), runner_);
+  Lane& b = add_lane("b", options(Policy::kAdaptive, 4), runner_);
+  start_and_measure(a, 1, 1, kMillisecond);
+  runner_->hold();
+  std::thread caller([&] { call(a); });
+  ASSERT_TRUE(runner_->wait_for_runs(2));
+  submit(b);  // the only executor's place is borrowed
+  runner_->release();
+  caller.join();
+  EXPECT_TRUE(sink_.wait_for(3));
+}
+
+TEST_F(ModelCallers, AreWaitedForWhenTheModelCloses) {
+  Lane& lane = add_lane("a", options(Policy::kAdaptive, 4), runner_);
+  start_and_measure(lane, 1, 1, kMillisecond);
+  runner_->hold();
+  std::thread caller([&] { call(lane); });
+  ASSERT_TRUE(runner_->wait_for_runs(2));
+  std::future<bool> closed = std::async(std::launch::async, [&] { return model_->close(60 * kSecond); });
+  while (!model_->group().closing.load()) std::this_thread::yield();
+  runner_->release();
+  EXPECT_TRUE(closed.get());
+  caller.join();
+  EXPECT_EQ(sink_.replies(), 2u);
+}
+
 TEST_F(ModelTest, GivesTheTurnToTheLaneWithTheOldestEligibleHead) {
   Lane& window = add_lane("window", options(Policy::kTimeout, 4, kSecond), runner_);
   Lane& a = add_lane("a", options(Policy::kAdaptive, 4), runner_);

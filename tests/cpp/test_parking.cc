@@ -72,7 +72,7 @@ TEST_F(ParkingCalls, WakesAsManySleepersAsThereArePushes) {
 }
 
 TEST_F(ParkingCalls, MakesNoSystemCallForOneWhoCancelled) {
-  parking_.cancel(parking_.prepare());
+  EXPECT_TRUE(parking_.try_cancel(parking_.prepare()));
   parking_.wake_one();
   EXPECT_EQ(CountingFutex::wakes_of_one, 0);
 }
@@ -82,7 +82,7 @@ TEST_F(ParkingCalls, LeavesTheWakeToTheOtherSleeperWhenOneCancels) {
   const auto sleeper = parking_.prepare();
   const auto canceller = parking_.prepare();
   parking_.wake_one();
-  parking_.cancel(canceller);
+  EXPECT_TRUE(parking_.try_cancel(canceller));
   parking_.park(sleeper);  // returns at once
   EXPECT_EQ(parking_.was_parked(), 0u);
 }
@@ -91,10 +91,42 @@ TEST_F(ParkingCalls, KeepsNoWakeForThoseWhoComeLater) {
   parking_.wake_one();
   const auto canceller = parking_.prepare();
   parking_.wake_one();
-  parking_.cancel(canceller);  // takes the wake with it
+  EXPECT_TRUE(parking_.try_cancel(canceller));  // takes the wake with it
   const auto ticket = parking_.prepare();
   EXPECT_EQ(parking_.was_parked(), 1u);
-  parking_.cancel(ticket);
+  EXPECT_TRUE(parking_.try_cancel(ticket));
+}
+
+TEST_F(ParkingCalls, MakesNoSystemCallForASleeperWhosePlaceIsBorrowed) {
+  const auto sleeper = parking_.prepare();
+  ASSERT_TRUE(parking_.try_borrow());
+  parking_.wake_one();
+  parking_.wake_all();
+  EXPECT_EQ(CountingFutex::wakes_of_one + CountingFutex::wakes_of_all, 0);
+  parking_.give_back();
+  parking_.wake_one();
+  EXPECT_EQ(CountingFutex::wakes_of_one, 1);
+  parking_.park(sleeper);  // returns at once
+}
+
+TEST_F(ParkingCalls, LendsNoMorePlacesThanThereAreSleepersWhomNobodyHasCalled) {
+  EXPECT_FALSE(parking_.try_borrow());
+  const auto first = parking_.prepare();
+  const auto second = parking_.prepare();
+  parking_.wake_one();
+  EXPECT_TRUE(parking_.try_borrow());
+  EXPECT_FALSE(parking_.try_borrow());
+  parking_.give_back();
+  parking_.park(first);
+  EXPECT_TRUE(parking_.try_cancel(second));
+}
+
+TEST_F(ParkingCalls, HoldsASleeperWhoseLookFoundSomethingWhileItsPlaceIsBorrowed) {
+  const auto sleeper = parking_.prepare();
+  ASSERT_TRUE(parking_.try_borrow());
+  EXPECT_FALSE(parking_.try_cancel(sleeper));
+  parking_.give_back();
+  EXPECT_TRUE(parking_.try_cancel(sleeper));
 }
 
 TEST_F(ParkingCalls, WakesAllAtOnce) {
@@ -133,10 +165,8 @@ TEST(Parking, HandsEveryItemOverWhileExecutorsSleepInBetween) {
           parking.wake_all();
         }
         const auto ticket = parking.prepare();
-        if (mailboxes[0].was_empty() && mailboxes[1].was_empty() && !closing.load())
+        if ((mailboxes[0].was_empty() && mailboxes[1].was_empty() && !closing.load()) || !parking.try_cancel(ticket))
           parking.park(ticket);
-        else
-          parking.cancel(ticket);
       }
     });
   }
@@ -161,10 +191,7 @@ TEST(Parking, WakesASleeperForEachOfManyLoneItems) {
   const auto wait_for = [](Parking<>& parking, const std::atomic<int>& count, int wanted) {
     while (count.load() < wanted) {
       const auto ticket = parking.prepare();
-      if (count.load() < wanted)
-        parking.park(ticket);
-      else
-        parking.cancel(ticket);
+      if (count.load() < wanted || !parking.try_cancel(ticket)) parking.park(ticket);
     }
   };
   std::thread executor([&] {

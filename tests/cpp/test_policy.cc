@@ -112,6 +112,42 @@ TEST(ServiceTime, StartsAnewAfterItForgot) {
 // ---- What goes into a batch -----------------------------------------------------------------------------------------
 
 // Every run of any size takes 10 ms.
+constexpr std::int64_t kMicrosecond = 1'000;
+
+TEST(ServiceTime, KnowsNo99thPercentileOfASizeThatNeverRan) {
+  ServiceTime service;
+  service.record(8, kMicrosecond, kNow);
+  EXPECT_EQ(service.p99_ns(7), kNever);
+  EXPECT_NE(service.p99_ns(8), kNever);
+}
+
+TEST(ServiceTime, RoundsThe99thPercentileUpByAtMostAQuarter) {
+  for (const std::int64_t run_ns : {0LL, 1LL, 5LL, 7LL, 8LL, 9LL, 999LL, 1'024LL, 50'000'000LL, 3'600'000'000'000LL}) {
+    ServiceTime service;
+    service.record(1, run_ns, kNow);
+    EXPECT_GE(service.p99_ns(1), std::min<std::int64_t>(run_ns, std::int64_t{1} << 40)) << run_ns;
+    EXPECT_LE(service.p99_ns(1), run_ns + run_ns / 4 + 5) << run_ns;
+  }
+}
+
+TEST(ServiceTime, LetsOneRunInAHundredTakeLongerThanThe99thPercentile) {
+  ServiceTime service;
+  for (int i = 0; i < 99; ++i) service.record(1, kMicrosecond, kNow);
+  service.record(1, 1'000 * kMicrosecond, kNow);
+  EXPECT_LT(service.p99_ns(1), 2 * kMicrosecond);
+  service.record(1, 1'000 * kMicrosecond, kNow);
+  EXPECT_GE(service.p99_ns(1), 1'000 * kMicrosecond);
+}
+
+TEST(ServiceTime, ForgetsHalfOfTheOldRunsOverAndOver) {
+  ServiceTime service;
+  for (int i = 0; i < 100'000; ++i) service.record(1, 1'000 * kMicrosecond, kNow);
+  int runs = 0;
+  for (; service.p99_ns(1) >= 1'000 * kMicrosecond; ++runs) service.record(1, kMicrosecond, kNow);
+  EXPECT_GT(runs, 256);
+  EXPECT_LT(runs, 8 * 512);
+}
+
 class BatchChooserTest : public testing::Test {
  protected:
   BatchChooserTest() { service_.record(1, 10 * kMillisecond, kNow); }

@@ -36,6 +36,35 @@ TEST(Request, DoesNotRunOnceItIsAnswered) {
   EXPECT_TRUE(request->was_answered());
 }
 
+TEST(Request, HasItsInputsBackAtOnceWhereItNeverRan) {
+  const FakeRequestPtr request(new FakeRequest());
+  request->inputs_lent = true;
+  EXPECT_TRUE(request->inputs_were_free());
+  Request::State from;
+  ASSERT_TRUE(request->claim_answer(&from));
+  EXPECT_TRUE(request->inputs_were_free());
+  request->wait_inputs_free();
+}
+
+// Who was answered at its deadline, while its rows were being copied.
+TEST(Request, HasItsInputsBackOnceTheyAreGathered) {
+  const FakeRequestPtr request(new FakeRequest());
+  request->inputs_lent = true;
+  ASSERT_TRUE(request->claim_run());
+  Request::State from;
+  ASSERT_TRUE(request->claim_answer(&from));
+  EXPECT_FALSE(request->inputs_were_free());
+  int rows = 1;
+  std::thread executor([&] {
+    rows = 2;
+    request->inputs_gathered();
+  });
+  request->wait_inputs_free();
+  EXPECT_EQ(rows, 2);
+  EXPECT_TRUE(request->was_answered());
+  executor.join();
+}
+
 TEST(Request, HasOneWinnerWhereManyAnswer) {
   constexpr int kThreads = 4, kRequests = 2'000;
   std::vector<FakeRequestPtr> requests;

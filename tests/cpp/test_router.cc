@@ -18,8 +18,8 @@ namespace {
 class RouterTest : public testing::Test {
  protected:
   RouterTest() {
-    for (const std::int64_t version : {2, 10, 9}) router_.add(model("digits", version));
-    router_.add(model("other", 1));
+    for (const std::int64_t version : {2, 10, 9}) router_.add("digits", model("digits", version));
+    router_.add("other", model("other", 1));
   }
 
   std::shared_ptr<Model> model(std::string name, std::int64_t version) {
@@ -92,7 +92,7 @@ TEST_F(RouterTest, NamesTheSignatureThatIsMissing) {
 
 TEST_F(RouterTest, ReplacesAModelOfTheSameVersion) {
   const std::shared_ptr<Model> again = model("other", 1);
-  router_.add(again);
+  router_.add("other", again);
   Router::Route route;
   ASSERT_TRUE(router_.route(spec("other"), &route).ok());
   EXPECT_EQ(route.model, again.get());
