@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <limits>
 #include <utility>
 
 namespace headrace {
@@ -21,32 +20,6 @@ constexpr std::int64_t kSweepWithinNs = 10'000'000;
 // A run that takes longer has an executor of its own; the thread that waits for it stays free for Ctrl-C.
 constexpr std::int64_t kShortRunNs = 50'000'000;
 
-// Rows without elements cost nothing to send; so many of them still count without overflow.
-constexpr std::int64_t kRowsMax = std::numeric_limits<std::int32_t>::max();
-
-// What a tensor keeps from being freed while it waits.
-std::size_t content_bytes(const TensorView& tensor) {
-  if (tensor.dtype != DType::kString) return tensor.bytes;
-  std::size_t bytes = 0;
-  for (std::int64_t i = 0; i < tensor.elements(); ++i) bytes += sizeof(std::string_view) + tensor.strings[i].size();
-  return bytes;
-}
-
-// Dimension 0 of the first input that is there; 1 where it has none.
-std::int64_t rows_of(const Request& request) {
-  for (const TensorView& input : request.inputs)
-    if (!input.is_absent()) return input.shape.empty() ? 1 : input.shape[0];
-  return 1;
-}
-
-// Whether `rows` such rows have a size: beside a dimension of 0, whose tensor is empty, any other may be too large.
-bool size_is_known(const TensorView& input, std::int64_t rows) {
-  if (input.elements() != 0) return true;  // it is in memory, and so much smaller
-  Shape shape = input.shape;
-  shape[0] = rows;
-  return shape_elements(shape) >= 0;
-}
-
 }  // namespace
 
 Lane::Lane(LaneGroup& group, Signature signature, const LaneOptions& options, std::shared_ptr<Runner> runner,
@@ -54,6 +27,7 @@ Lane::Lane(LaneGroup& group, Signature signature, const LaneOptions& options, st
     : group_(group),
       signature_(std::move(signature)),
       options_(options),
+      limits_{options.batched, options.policy.max_batch_size, options.slab_bytes_max},
       runner_(std::move(runner)),
       slabs_(std::move(pinner)),
       stats_(options.policy.max_batch_size),
@@ -85,7 +59,7 @@ Status Lane::submit_unannounced(const RequestPtr& request) {
 
 // Gives it a place in the queue, or its answer if it needs no run.
 Status Lane::accept(const RequestPtr& request, bool* answered) {
-  Status status = admit(*request);
+  Status status = admit(limits_, group_.clock.now_ns(), request.get());
   if (status.ok() && request->rows == 0) {
     if (*answered = answer_empty(request); *answered) return {};
     request->alone = true;  // only a run knows the outputs; like any other it takes a place in the queue
@@ -107,51 +81,6 @@ bool Lane::would_run_shortly(const Request& request) {
   }
   return p99_ns <= kShortRunNs &&
          (request.deadline_ns == kNever || after_ns(group_.clock.now_ns(), p99_ns) <= request.deadline_ns);
-}
-
-// Checks the rows, and whether the request can share a batch.
-Status Lane::admit(Request& request) {
-  request.arrival_ns = group_.clock.now_ns();
-  request.rows = rows_of(request);
-  request.alone = !options_.batched;
-  std::size_t input_bytes = 0;
-  bool has_inputs = false;
-  for (const TensorView& input : request.inputs) {
-    if (input.is_absent()) continue;
-    has_inputs = true;
-    request.alone |= input.shape.empty();
-    input_bytes += content_bytes(input);
-  }
-  request.alone |= !has_inputs;
-  request.bytes = std::max(request.bytes, input_bytes);
-  if (input_bytes > options_.slab_bytes_max) {
-    return InvalidArgument("the request's inputs have " + std::to_string(input_bytes) +
-                           " bytes; the largest batch may have " + std::to_string(options_.slab_bytes_max) +
-                           " (slab_bytes_max)");
-  }
-  if (request.rows > kRowsMax) {
-    return InvalidArgument("the request has " + std::to_string(request.rows) + " rows; a batch may have " +
-                           std::to_string(kRowsMax));
-  }
-  if (request.deadline_ns <= request.arrival_ns)
-    return DeadlineExceeded("Run() timeout exceeded before the request was queued");
-  if (request.alone) return {};
-  for (const TensorView& input : request.inputs) {
-    if (input.is_absent()) continue;
-    if (input.shape[0] != request.rows) {
-      return InvalidArgument("Batching Run() input tensors must have equal 0th-dimension size: got " +
-                             std::to_string(request.rows) + " and " + std::to_string(input.shape[0]));
-    }
-    if (!size_is_known(input, options_.policy.max_batch_size)) {
-      return InvalidArgument("shape " + shape_text(input.shape) + " is too large for a batch of " +
-                             std::to_string(options_.policy.max_batch_size) + " rows");
-    }
-  }
-  if (request.rows > options_.policy.max_batch_size) {
-    return InvalidArgument("Task size " + std::to_string(request.rows) + " is larger than maximum input batch size " +
-                           std::to_string(options_.policy.max_batch_size));
-  }
-  return {};
 }
 
 // Zero rows in, zero rows out, without a run; false where the lane is not batched or the outputs' types are not known.

@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/admission.h"
 #include "core/batch.h"
 #include "core/clock.h"
 #include "core/mailbox.h"
@@ -108,7 +109,6 @@ class Lane final : public TimerClient {
 
  private:
   Status accept(const RequestPtr& request, bool* answered);
-  Status admit(Request& request);
   bool answer_empty(const RequestPtr& request);
   Status reserve(Request& request);
   bool enqueue(const RequestPtr& request);
@@ -124,6 +124,7 @@ class Lane final : public TimerClient {
   LaneGroup& group_;
   const Signature signature_;
   const LaneOptions options_;
+  const AdmissionLimits limits_;
   const std::shared_ptr<Runner> runner_;
   SlabPool slabs_;
   Stats stats_;

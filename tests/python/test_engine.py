@@ -140,7 +140,7 @@ def test_a_model_of_tensorflow_is_served_by_either_executor(saved_models: Any) -
     loaded = model.load(saved_models / "half_plus_two")
     for executor in ("native", "python"):
         engine = Engine()
-        [line] = engine.add(loaded, BatchingOptions(), executor=executor)
+        [line] = engine.add(loaded, BatchingOptions(), executor=executor).lines
         assert line.startswith("half_plus_two/serving_default: policy adaptive")
         [(name, lane)] = engine.lanes()
         assert name == "half_plus_two/serving_default"
