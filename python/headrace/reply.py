@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reply: the promise of an answer, and who is told when it is there: threads, event loops, callbacks.
+
+No native thread takes the GIL.  Answers are announced through a file descriptor, once for a whole batch, to an event
+loop or to a thread of the Batcher's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from numpy.typing import NDArray
+
+from headrace import _core
+from headrace.errors import HeadraceError, from_status
+
+logger = logging.getLogger("headrace")
+
+R = TypeVar("R")
+
+Outputs = dict[str, NDArray[Any]]
+
+
+def headrace_error(error: _core.StatusError) -> HeadraceError:
+    """The public error of a native one.  Raise it `from error.cause`: what a callable raised, or nothing."""
+    return from_status(error.code, error.message)
+
+
+def outputs_of(native: _core.Reply) -> Outputs:
+    """The outputs of an answered reply.  Raises HeadraceError if it failed."""
+    try:
+        return native.outputs()
+    except _core.StatusError as error:
+        raise headrace_error(error) from error.cause
+
+
+class Reply(Generic[R]):
+    """The promise of one answer, with the methods of concurrent.futures.Future.
+
+    Thread safety: everything from any thread.
+    """
+
+    def __init__(self, native: _core.Reply, convert: Callable[[Outputs], R], callbacks: Callbacks, owner: object) -> None:
+        self._native = native
+        self._convert = convert
+        self._callbacks = callbacks
+        self._owner = owner  # who drops the Batcher still gets the answer
+        self._lock = threading.Lock()
+        self._waiting: list[Callable[[Reply[R]], object]] | None = None  # guarded by _lock; None: nobody watches yet
+
+    def result(self, timeout: float | None = None) -> R:
+        """Waits for the answer, for at most `timeout` seconds.
+
+        Raises HeadraceError if the request failed, and TimeoutError if there is no answer yet: the request goes on, and
+        may be asked for again.  The arrays are the caller's own: contiguous and writable.  A second call gives the
+        same memory.
+        """
+        self._wait(timeout)
+        return self._convert(outputs_of(self._native))
+
+    def exception(self, timeout: float | None = None) -> HeadraceError | None:
+        """Waits as result() does; why the request failed, or None.  Raises TimeoutError."""
+        self._wait(timeout)
+        try:
+            self._native.outputs()
+        except _core.StatusError as error:
+            failed = headrace_error(error)
+            failed.__cause__ = error.cause
+            return failed
+        return None
+
+    def done(self) -> bool:
+        """Whether it is answered, cancelled or failed."""
+        return self._native.done()
+
+    def cancel(self) -> bool:
+        """Whether this call ended the request: result() raises Cancelled then.  False once it was answered.
+
+        One that waits is taken out of the queue.  One that runs cannot be interrupted; its result is dropped.
+        """
+        return self._native.cancel()
+
+    def add_done_callback(self, function: Callable[[Reply[R]], object]) -> None:
+        """Calls `function(reply)` once it is answered: now, if it is, else on a thread of the Batcher's own.
+
+        What `function` raises is logged.
+        """
+        with self._lock:
+            watched = self._waiting is not None
+            if not self._native.done():
+                if self._waiting is None:
+                    self._waiting = []
+                self._waiting.append(function)
+                if watched or self._callbacks.watch(self._native, self._call_waiting):
+                    return
+                self._waiting.remove(function)  # answered meanwhile, and the thread has ended
+        _call(function, self)
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self._native.wait(timeout):
+            raise TimeoutError(f"no answer within {timeout} s; the request goes on")
+
+    def _call_waiting(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting or [], []
+        for function in waiting:
+            _call(function, self)
+
+
+def _call(function: Callable[[Reply[R]], object], reply: Reply[R]) -> None:
+    try:
+        function(reply)
+    except Exception:
+        logger.exception("a callback of a reply raised:")
+
+
+class Callbacks:
+    """The thread that runs callbacks; it starts with the first that has to wait, and ends with close().
+
+    Thread safety: everything from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: _core.ReplyQueue | None = None  # guarded by _lock
+        self._thread: threading.Thread | None = None  # guarded by _lock
+        self._closed = False  # guarded by _lock
+
+    def watch(self, native: _core.Reply, call: Callable[[], None]) -> bool:
+        """Has `call` called once the reply is answered; False if the thread has ended, when all replies are."""
+        with self._lock:
+            if self._closed:
+                return False
+            if self._queue is None:
+                self._queue = _core.ReplyQueue()
+                self._thread = threading.Thread(
+                    target=_run_callbacks, args=(self._queue,), name="headrace-callbacks", daemon=True
+                )
+                self._thread.start()
+            self._queue.watch(native, call)
+            return True
+
+    def close(self) -> None:
+        """Runs what is left and ends the thread.  Call it when every reply is answered."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            if self._queue is not None:
+                self._queue.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+
+def _run_callbacks(queue: _core.ReplyQueue) -> None:
+    readable = select.poll()
+    readable.register(queue.fileno(), select.POLLIN)
+    while True:
+        readable.poll()
+        for call in queue.take():
+            if call is None:
+                return
+            call()
+
+
+class LoopReplies:
+    """Tells the tasks of one event loop about their replies; the loop wakes up once for a whole batch."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue = _core.ReplyQueue()
+        loop.add_reader(self._queue.fileno(), self._deliver)
+
+    def watch(self, native: _core.Reply, answered: asyncio.Future[None]) -> None:
+        """Sets the result of `answered`, a future of this loop, when the reply is answered."""
+        self._queue.watch(native, answered)
+
+    def _deliver(self) -> None:
+        for answered in self._queue.take():
+            if not answered.done():  # the task may have been cancelled
+                answered.set_result(None)
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopReplies] = weakref.WeakKeyDictionary()
+_loops_lock = threading.Lock()
+
+
+async def wait_in_loop(native: _core.Reply) -> None:
+    """Waits for the reply in the running loop.  Cancelling the task cancels the request."""
+    loop = asyncio.get_running_loop()
+    with _loops_lock:
+        replies = _loops.get(loop)
+        if replies is None:
+            replies = _loops[loop] = LoopReplies(loop)
+    answered: asyncio.Future[None] = loop.create_future()
+    replies.watch(native, answered)
+    try:
+        await answered
+    except asyncio.CancelledError:
+        native.cancel()
+        raise
+
