@@ -43,9 +43,14 @@ class PythonExecutors:
     def join(self, timeout_s: float) -> bool:
         """Waits for the threads of a closed model; whether all have ended within `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
-        for thread in self._threads:
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
             thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in others)
+
+    def is_current(self) -> bool:
+        """Whether the calling thread is one of them."""
+        return threading.current_thread() in self._threads
 
     def _serve(self) -> None:
         while (batch := self._model.next()) is not None:

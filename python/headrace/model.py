@@ -68,6 +68,7 @@ class LoadedModel:
     pinner: _core.SlabPinner | None  # for its lanes; only with a GPU
     log_lines: tuple[str, ...]
     config: bytes = field(repr=False)  # the session's ConfigProto
+    signature_defs: bytes = field(repr=False)  # a serialized SignatureDefMap: what GetModelMetadata tells
     process: int = field(default_factory=os.getpid, repr=False)
 
     def check_process(self) -> None:
@@ -158,6 +159,7 @@ def load(
         pinner=pinner if gpu and pinner.available else None,
         log_lines=(),
         config=config,
+        signature_defs=graph.signature_defs(),
     )
     warm_until = time.monotonic() + warm_up_seconds
     signatures = {}

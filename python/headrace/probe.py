@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace import _core
 from headrace.errors import HeadraceError
 from headrace.saved_model import ServingGraph
+from headrace.tensor_proto import NUMPY_DTYPES
 
 # Arrays by input name.
 Rows = Mapping[str, NDArray[Any]]
@@ -44,25 +44,6 @@ TOLERANCES = {
     "float64": 1e-8,
     "complex64": 1e-4,
     "complex128": 1e-8,
-}
-
-NUMPY_DTYPES: dict[int, Any] = {
-    1: np.float32,
-    2: np.float64,
-    3: np.int32,
-    4: np.uint8,
-    5: np.int16,
-    6: np.int8,
-    7: np.object_,
-    8: np.complex64,
-    9: np.int64,
-    10: np.bool_,
-    14: ml_dtypes.bfloat16,
-    17: np.uint16,
-    18: np.complex128,
-    19: np.float16,
-    22: np.uint32,
-    23: np.uint64,
 }
 
 

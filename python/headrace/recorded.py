@@ -9,36 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from headrace import _core, proto
 from headrace.errors import FailedPrecondition
-from headrace.probe import NUMPY_DTYPES, Rows
+from headrace.probe import Rows
+from headrace.tensor_proto import array_of
 
 WARMUP_FILE = "assets.extra/tf_serving_warmup_requests"
 RECORDS_MAX = 1000  # as TensorFlow Serving
-
-# Where TensorProto has the values of a type.  Halves are bits, complex numbers are pairs.
-VALUE_FIELDS = {
-    1: "float_val",
-    2: "double_val",
-    3: "int_val",
-    4: "int_val",
-    5: "int_val",
-    6: "int_val",
-    7: "string_val",
-    8: "scomplex_val",
-    9: "int64_val",
-    10: "bool_val",
-    14: "half_val",
-    17: "int_val",
-    18: "dcomplex_val",
-    19: "half_val",
-    22: "uint32_val",
-    23: "uint64_val",
-}
 
 
 def read_requests(directory: Path) -> list[Any]:
@@ -70,25 +49,6 @@ def inputs_of(requests: list[Any], signature: _core.Signature) -> list[Rows]:
         for request in requests
         if (request.model_spec.signature_name or "serving_default") == signature.name and _fits(request, signature)
     ]
-
-
-def array_of(tensor: Any) -> NDArray[Any]:
-    """A TensorProto's array.  Raises ValueError if its values do not fill its shape."""
-    shape = [dim.size for dim in tensor.tensor_shape.dim]
-    dtype = np.dtype(NUMPY_DTYPES[tensor.dtype])
-    if tensor.tensor_content and dtype != np.object_:
-        return np.frombuffer(tensor.tensor_content, dtype).reshape(shape)
-    listed = getattr(tensor, VALUE_FIELDS[tensor.dtype])
-    if VALUE_FIELDS[tensor.dtype] == "half_val":
-        values = np.asarray(listed, np.uint16).view(dtype)
-    elif dtype.kind == "c":
-        values = np.asarray(listed, f"f{dtype.itemsize // 2}").view(dtype)
-    else:
-        values = np.asarray(listed, dtype)
-    missing = int(np.prod(shape)) - len(values)
-    if missing > 0 and len(values) > 0:
-        values = np.concatenate([values, np.repeat(values[-1:], missing)])  # the last one stands for the rest
-    return np.asarray(values.reshape(shape))
 
 
 def _fits(request: Any, signature: _core.Signature) -> bool:

@@ -219,6 +219,16 @@ class ServingGraph:
                 served.append(_core.Signature(name, _specs(definition.inputs), _specs(definition.outputs)))
         return served, unserved
 
+    def signature_defs(self) -> bytes:
+        """Every SignatureDef of the model, as a serialized SignatureDefMap: what GetModelMetadata tells of it.
+
+        Bytes, since a message that is taken out of the MetaGraph would keep the whole of it.
+        """
+        made = proto.message_class("tensorflow.serving.SignatureDefMap")()
+        for name in self._meta_graph.signature_def:
+            made.signature_def[name].CopyFrom(self._meta_graph.signature_def[name])
+        return bytes(made.SerializeToString(deterministic=True))
+
     def reachable_ops(self, signature: _core.Signature) -> frozenset[str]:
         """The operations that a run of the signature may execute, in functions too."""
         fed = {_node_name(spec.tensor_name) for spec in signature.inputs}

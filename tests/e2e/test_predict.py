@@ -14,7 +14,7 @@ import tensorflow as tf
 from google.protobuf import text_format
 from grpc import StatusCode
 from tensorflow.core.framework.tensor_pb2 import TensorProto
-from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
+from tensorflow_serving.apis import classification_pb2, predict_pb2
 
 from tests.e2e.served import LIMIT_S, arrays, floats, longs
 from tests.models import DTYPES
@@ -304,7 +304,7 @@ def test_compressed_requests_are_understood(ask: Ask) -> None:
 
 def test_other_methods_are_unimplemented(ask: Ask) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        ask(HALF).stub.GetModelMetadata(get_model_metadata_pb2.GetModelMetadataRequest(), timeout=LIMIT_S)
+        ask(HALF).stub.Classify(classification_pb2.ClassificationRequest(), timeout=LIMIT_S)
     assert raised.value.code() is StatusCode.UNIMPLEMENTED
 
 

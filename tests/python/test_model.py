@@ -24,8 +24,8 @@ from headrace.config import BatchingOptions
 from headrace.engine import Engine
 from headrace.errors import Code, FailedPrecondition, HeadraceError, InvalidArgument
 from headrace.model import LoadedModel
-from headrace.probe import NUMPY_DTYPES
 from headrace.recorded import WARMUP_FILE
+from headrace.tensor_proto import NUMPY_DTYPES
 from tests.models import DTYPES
 
 ANSWER_S = 30.0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headrace import _core
 from headrace.config import BatchingOptions
 from headrace.errors import Code
-from headrace.probe import NUMPY_DTYPES
+from headrace.tensor_proto import NUMPY_DTYPES
 
 FLOAT, DOUBLE, INT32, UINT8, STRING, COMPLEX64, INT64, BOOL, BFLOAT16 = 1, 2, 3, 4, 7, 8, 9, 10, 14
 NUMBERS = [dtype for dtype in NUMPY_DTYPES if dtype != STRING]

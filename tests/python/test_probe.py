@@ -15,7 +15,6 @@ from headrace import _core
 from headrace.errors import InvalidArgument
 from headrace.probe import (
     CALLER_THREAD,
-    NUMPY_DTYPES,
     SHARED_POOL,
     Findings,
     Rows,
@@ -27,6 +26,7 @@ from headrace.probe import (
     warm,
     warm_sizes,
 )
+from headrace.tensor_proto import NUMPY_DTYPES
 
 FLOAT, STRING, INT64, BOOL, COMPLEX64 = 1, 7, 9, 10, 8
 Answer = Callable[[NDArray[Any]], NDArray[Any]]

@@ -7,14 +7,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 
 from headrace import _core, proto, recorded
 from headrace.errors import FailedPrecondition
-from headrace.probe import NUMPY_DTYPES
-from headrace.recorded import VALUE_FIELDS, WARMUP_FILE, array_of, inputs_of, read_requests
+from headrace.recorded import WARMUP_FILE, inputs_of, read_requests
 
 FLOAT = 1
 
@@ -101,32 +98,3 @@ def test_too_many_records_are_refused(tmp_path: Path) -> None:
     write(tmp_path, *[predict_log([1])] * 1001)
     with pytest.raises(FailedPrecondition, match="more than 1000 records"):
         read_requests(tmp_path)
-
-
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-def test_arrays_are_read_from_typed_fields_and_from_content(dtype: int) -> None:
-    expected = np.asarray([[1, 0], [1, 1]]).astype(NUMPY_DTYPES[dtype])
-    flat = expected.reshape(-1)
-    if VALUE_FIELDS[dtype] == "half_val":
-        values: Any = flat.view(np.uint16).tolist()
-    elif expected.dtype.kind == "c":
-        values = flat.view(f"f{expected.itemsize // 2}").tolist()
-    elif expected.dtype == np.object_:
-        flat = np.asarray([b"a", b"", b"c", b"\xff"], object)
-        values = flat.tolist()
-    else:
-        values = flat.tolist()
-    read = array_of(tensor(dtype, [2, 2], **{VALUE_FIELDS[dtype]: values}))
-    assert read.dtype == expected.dtype
-    assert (read == flat.reshape(2, 2)).all()
-    if expected.dtype != np.object_:
-        assert (array_of(tensor(dtype, [2, 2], expected.tobytes())) == expected).all()
-
-
-def test_the_last_value_stands_for_the_rest() -> None:
-    assert array_of(tensor(FLOAT, [2, 2], float_val=[1, 5])).tolist() == [[1, 5], [5, 5]]
-    assert array_of(tensor(14, [3], half_val=[0x3F80])).tolist() == [ml_dtypes.bfloat16(1)] * 3
-    assert array_of(tensor(FLOAT, [], float_val=[3])).shape == ()
-    for short in (tensor(FLOAT, [2]), tensor(FLOAT, [1], float_val=[1, 2]), tensor(FLOAT, [3], bytes(8))):
-        with pytest.raises(ValueError, match="reshape"):
-            array_of(short)

@@ -261,6 +261,15 @@ def test_serving_default_comes_first_and_tensorflows_own_are_left_out(tmp_path: 
     assert unserved == []
 
 
+def test_signatures_are_told_as_the_model_has_them_served_or_not(tmp_path: Path) -> None:
+    odd = 'coo_sparse { values_tensor_name: "v:0" }'
+    texts = [signature_text("f"), signature_text("sparse", odd), signature_text("__saved_model_init_op")]
+    graph = read_graph(write(tmp_path / "m" / "1", CALLS + "".join(texts)))
+    told = proto.message_class("tensorflow.serving.SignatureDefMap").FromString(graph.signature_defs())
+    written = text_format.Parse("".join(texts), proto.message_class("tensorflow.MetaGraphDef")())
+    assert dict(told.signature_def) == dict(written.signature_def)
+
+
 @pytest.mark.parametrize(
     ("info", "why"),
     [

@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from headrace.errors import InvalidArgument
 from headrace.server.health import Health
 from headrace.server.services import (
+    GET_MODEL_METADATA,
     HEALTH_CHECK,
     REFLECTION,
     PerMessage,
@@ -22,16 +23,20 @@ LIST = reflection_pb2.ServerReflectionRequest(list_services="")
 
 
 def test_the_table_has_both_kinds_of_handlers() -> None:
-    table = control_services(Health([]))
-    assert {path: type(handler) for path, handler in table.items()} == {HEALTH_CHECK: Unary, REFLECTION: PerMessage}
+    table = control_services(Health([]), {})
+    assert {path: type(handler) for path, handler in table.items()} == {
+        GET_MODEL_METADATA: Unary,
+        HEALTH_CHECK: Unary,
+        REFLECTION: PerMessage,
+    }
     reply = table[HEALTH_CHECK].call(health_pb2.HealthCheckRequest().SerializeToString())
     assert health_pb2.HealthCheckResponse.FromString(reply).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-@pytest.mark.parametrize("path", [HEALTH_CHECK, REFLECTION])
+@pytest.mark.parametrize("path", [GET_MODEL_METADATA, HEALTH_CHECK, REFLECTION])
 def test_bytes_that_are_no_message_are_an_invalid_argument(path: str) -> None:
     with pytest.raises(InvalidArgument):
-        control_services(Health([]))[path].call(b"\xff")
+        control_services(Health([]), {})[path].call(b"\xff")
 
 
 def test_every_listed_service_and_all_it_needs_is_described() -> None:

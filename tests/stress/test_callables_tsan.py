@@ -158,6 +158,51 @@ def test_one_answer_while_cancels_and_deadlines_race_the_executors(callables: Ca
     run_threads(*[partial(client, index) for index in range(4)])
 
 
+def test_lent_arrays_may_change_once_predict_returned(callables: Callables) -> None:
+    """Whatever ended it: the answer, the deadline while the rows were being copied, or a refusal."""
+
+    def client(index: int) -> None:
+        dice = random.Random(index)
+        x = np.empty((4, 2), np.float32)
+        for number in range(200):
+            x[:] = index * 10_000 + number
+            code = 0
+            try:
+                y = dice.choice(callables.lanes).predict({"x": x}, dice.choice([None, 0.002]))["y"]
+            except _core.StatusError as error:
+                code = error.code
+            assert code in (0, DEADLINE_EXCEEDED, INTERNAL)
+            assert code != 0 or np.array_equal(y, x * 2)
+
+    run_threads(*[partial(client, index) for index in range(6)])
+
+
+def test_a_reply_queue_tells_of_each_reply_once(callables: Callables) -> None:
+    queue = _core.ReplyQueue()
+    clients, each = 4, 200
+    told: list[int] = []
+
+    def client(index: int) -> None:
+        dice = random.Random(index)
+        for number in range(each):
+            reply, code = try_submit(dice.choice(callables.lanes), numbered(index, number, 1), dice.choice([None, 0.01]))
+            assert reply is not None, code
+            queue.watch(reply, (index * each + number, reply))
+            if dice.random() < 0.2:
+                reply.cancel()
+
+    def reader() -> None:
+        while len(told) < clients * each:
+            readable, _, _ = select.select([queue.fileno()], [], [], EVENT_LIMIT)
+            assert readable
+            for number, reply in queue.take():
+                assert reply.done()
+                told.append(number)
+
+    run_threads(reader, *[partial(client, index) for index in range(clients)])
+    assert sorted(told) == list(range(clients * each))
+
+
 def test_several_threads_may_wait_for_one_reply(callables: Callables) -> None:
     for number in range(50):
         reply = callables.lanes[1].submit({"x": numbered(0, number, 1)})

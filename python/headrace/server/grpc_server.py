@@ -13,15 +13,15 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import grpc.aio
 
 from headrace import _core
-from headrace.errors import FailedPrecondition, HeadraceError, ResourceExhausted
+from headrace.errors import Code, FailedPrecondition, HeadraceError, ResourceExhausted
 from headrace.server.health import Health
-from headrace.server.ports import check_port
+from headrace.server.ports import check_port, listen_address
 from headrace.server.services import HEALTH_WATCH, MESSAGE_BYTES_MAX, PREDICT, Handler, Unary, error_text
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ CONTROL_WAITING_MAX = 1000
 class GrpcServer:
     """A gRPC server for the models of `router`.
 
-    Thread safety: start() and stop() from one thread at a time, any thread.
+    Thread safety: start(), refuse() and stop() from one thread at a time, any thread.
     """
 
     def __init__(self, router: _core.Router, control: Mapping[str, Handler], health: Health) -> None:
@@ -70,22 +70,39 @@ class GrpcServer:
             self._handlers[path] = self._control_handler(handler)
         self._tokens = itertools.count(1)
         self._answers: dict[int, asyncio.Future[tuple[int, str, bytes]]] = {}
+        self._refusing = False
         self._arrived = asyncio.Event()
         self._end_streams: set[Callable[[], object]] = set()  # one for each stream that would go on for ever
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="headrace-grpc", daemon=True)
 
     def start(self, host: str, port: int) -> int:
-        """Listens and serves; returns the port.  Raises FailedPrecondition or PermissionDenied if it cannot listen."""
-        self._thread.start()
-        return asyncio.run_coroutine_threadsafe(self._start(host, port), self._loop).result()
+        """Listens and serves; returns the port.
 
-    def stop(self, grace_s: float) -> None:
-        """Stops once no requests come in any more, and answers those that came for up to `grace_s` seconds.
-
-        Close the engine first: it answers what it had accepted, and UNAVAILABLE to whoever asks from then on.
+        Raises what check_port() raises if it cannot listen, and is stopped then.
         """
-        asyncio.run_coroutine_threadsafe(self._stop(grace_s), self._loop).result()
+        self._thread.start()
+        try:
+            return asyncio.run_coroutine_threadsafe(self._start(host, port), self._loop).result()
+        except BaseException:
+            self._end()
+            raise
+
+    def refuse(self) -> None:
+        """Answers UNAVAILABLE to every request that comes from now on; those that came before go on."""
+        self._refusing = True
+
+    def stop(self, drain_s: float, send_s: float) -> bool:
+        """Stops: refuses new requests, waits for the answers of the others, and until the clients have them.
+
+        What is not answered within `drain_s` seconds is answered UNAVAILABLE, and `send_s` seconds later clients are
+        not waited for any more.  False if something was not answered in time.
+        """
+        answered = asyncio.run_coroutine_threadsafe(self._stop(drain_s, send_s), self._loop).result()
+        self._end()
+        return answered
+
+    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -101,20 +118,39 @@ class GrpcServer:
         self._server = grpc.aio.server(options=OPTIONS)
         self._server.add_generic_rpc_handlers((_Methods(self._handlers),))
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError:
-            check_port(host, port)
-            raise FailedPrecondition(f"cannot listen on {host}:{port}") from None
-        await self._server.start()
+            bound = self._server.add_insecure_port(listen_address(host, port))
+            await self._server.start()
+        except BaseException as error:
+            await self._server.stop(None)
+            self._loop.remove_reader(self._queue.fileno())
+            if isinstance(error, RuntimeError):  # gRPC does not say why
+                check_port(host, port)
+                raise FailedPrecondition(f"cannot listen on {listen_address(host, port)}") from None
+            raise
         return int(bound)
 
-    async def _stop(self, grace_s: float) -> None:
+    async def _stop(self, drain_s: float, send_s: float) -> bool:
+        self._refusing = True
+        answered = await self._drain(drain_s)
         await self._wait_quiet()
-        stopping = asyncio.ensure_future(self._server.stop(grace_s))
+        stopping = asyncio.ensure_future(self._server.stop(send_s))
         for end in list(self._end_streams):
             end()
         await stopping
         self._loop.remove_reader(self._queue.fileno())
+        return answered
+
+    async def _drain(self, drain_s: float) -> bool:
+        """Waits for the answers that are due, and gives up those that take longer; whether there were none."""
+        due = dict(self._answers)
+        if not due:
+            return True
+        _, late = await asyncio.wait(list(due.values()), timeout=max(0.0, drain_s))
+        for token, answer in due.items():
+            if answer in late:
+                answer.set_result((Code.UNAVAILABLE, "the server stopped before there was an answer", b""))
+                self._queue.cancel(token)
+        return not late
 
     async def _wait_quiet(self) -> None:
         """Lets the calls in that gRPC has received and we have not: stopping would cancel them without a word."""
@@ -128,6 +164,8 @@ class GrpcServer:
 
     async def _predict(self, message: bytes, context: Context) -> bytes:
         self._arrived.set()
+        if self._refusing:
+            await _refuse(context, Code.UNAVAILABLE, "the server is stopping")
         token = next(self._tokens)
         answer: asyncio.Future[tuple[int, str, bytes]] = self._loop.create_future()
         self._queue.submit(token, message, context.time_remaining())
@@ -138,8 +176,7 @@ class GrpcServer:
             self._queue.cancel(token)
             raise
         if code != 0:
-            context.set_code(STATUS_CODES[code])
-            context.set_details(error_text(text))
+            await _refuse(context, code, text)
         return response
 
     def _deliver(self) -> None:
@@ -186,7 +223,7 @@ class GrpcServer:
             try:
                 return await call(message)
             except HeadraceError as error:
-                return _refuse(context, error)
+                await _refuse(context, error.code, error.message)
 
         async def per_message(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             task = asyncio.current_task()
@@ -196,7 +233,7 @@ class GrpcServer:
                     async for message in messages:
                         yield await call(message)
             except HeadraceError as error:
-                _refuse(context, error)
+                await _refuse(context, error.code, error.message)
             except asyncio.CancelledError:
                 pass  # the server is stopping, or the client has gone
 
@@ -215,7 +252,6 @@ class _Methods(grpc.GenericRpcHandler):
         return self._handlers.get(handler_call_details.method)
 
 
-def _refuse(context: Context, error: HeadraceError) -> bytes:
-    context.set_code(STATUS_CODES[error.code])
-    context.set_details(error_text(error.message))
-    return b""
+async def _refuse(context: Context, code: int, text: str) -> NoReturn:
+    """Answers with an error and nothing before it: clients retry no answer that has begun."""
+    await context.abort(STATUS_CODES[code], error_text(text))

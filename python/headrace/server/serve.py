@@ -16,20 +16,17 @@ from headrace.server.ports import check_port
 from headrace.server.signals import StopSignals
 
 if TYPE_CHECKING:
-    from headrace.engine import Engine
-    from headrace.server.grpc_server import GrpcServer
-    from headrace.server.health import Health
+    from headrace.server.server import Server
 
 logger = logging.getLogger("headrace")
 
 HOST = "0.0.0.0"
 LOG_INTERVAL_S = 10.0
 
-# How long stopping may take: for requests to be answered, then for clients to receive the answers.
+# How long the requests that were accepted may take when it stops.
 DRAIN_S = 30.0
-SEND_S = 5.0
 
-TRANSPORT = "headrace.server.grpc_server"
+SERVER = "headrace.server.server"
 
 # How long one Python thread may keep the others waiting: the event loop must not wait 5 ms for an executor.
 SWITCH_INTERVAL_S = 0.0002
@@ -42,19 +39,20 @@ def serve(options: ServeOptions) -> int:
     """
     _set_up_process()
     with StopSignals() as signals:
-        starting = signals.run(lambda: Serving(options), "headrace-start")
+        starting = signals.run(lambda: _start(options), "headrace-start")
         told_to_stop = False
         while not starting.done():
             told_to_stop = signals.wait()
             if told_to_stop and not starting.done():
                 logger.info("stopped while starting")
                 _exit_now(0)
-        serving = starting.result()
-        logger.info("serving %s", serving.where)
+        server = starting.result()
+        interval = IntervalLog(server.lanes())
         while not told_to_stop and not signals.wait(LOG_INTERVAL_S):
-            serving.log_interval()
+            for line in interval.lines():
+                logger.info("%s", line)
         logger.info("stopping: answering the requests that were accepted")
-        stopping = signals.run(serving.stop, "headrace-stop")
+        stopping = signals.run(lambda: server.stop(DRAIN_S), "headrace-stop")
         while not stopping.done():
             if signals.wait() and not stopping.done():
                 logger.info("stopped by a second signal")
@@ -66,36 +64,13 @@ def serve(options: ServeOptions) -> int:
     return 0
 
 
-class Serving:
-    """A server of one model; it serves once this is constructed."""
-
-    def __init__(self, options: ServeOptions) -> None:
-        check_port(HOST, options.port)
-        # Much of loading a model is reading TensorFlow's library from disk: import the transport meanwhile.
-        importing = threading.Thread(target=importlib.import_module, args=(TRANSPORT,), daemon=True)
-        importing.start()
-        self._engine, name = _load(options)
-        importing.join()
-        self._health, self._grpc, port = _listen(self._engine, options)
-        self._interval = IntervalLog(self._engine.lanes())
-        self.where = f"{name} on {HOST}:{port}"
-
-    def log_interval(self) -> None:
-        for line in self._interval.lines():
-            logger.info("%s", line)
-
-    def stop(self) -> bool:
-        """Answers what was accepted and stops; False if a run had to be left behind."""
-        self._health.stop()
-        ended = self._engine.close(DRAIN_S)
-        self._grpc.stop(SEND_S)
-        return ended
-
-
-def _load(options: ServeOptions) -> tuple[Engine, str]:
-    """An engine that serves the model, and the model in words."""
+def _start(options: ServeOptions) -> Server:
+    """A server of the model, which serves it once this returns."""
+    check_port(HOST, options.port, option="--port")
+    # Much of loading a model is reading TensorFlow's library from disk: import the server meanwhile.
+    importing = threading.Thread(target=importlib.import_module, args=(SERVER,), daemon=True)
+    importing.start()
     from headrace import model
-    from headrace.engine import Engine
 
     loaded = model.load(
         options.model_base_path,
@@ -105,22 +80,14 @@ def _load(options: ServeOptions) -> tuple[Engine, str]:
         intra_op_parallelism=options.tensorflow_intra_op_parallelism,
         inter_op_parallelism=options.tensorflow_inter_op_parallelism,
     )
-    engine = Engine()
-    for line in (*loaded.log_lines, *engine.add(loaded, options.batching, executor=options.executor)):
-        logger.info("%s", line)
-    return engine, f"{loaded.name} version {loaded.version}"
+    importing.join()
+    from headrace.server.server import Server
 
-
-def _listen(engine: Engine, options: ServeOptions) -> tuple[Health, GrpcServer, int]:
-    from headrace.server.grpc_server import GrpcServer
-    from headrace.server.health import Health
-    from headrace.server.services import PREDICTION_SERVICE, control_services
-
-    health = Health([PREDICTION_SERVICE, PREDICTION_SERVICE.rpartition(".")[2]])
-    server = GrpcServer(engine.router, control_services(health), health)
-    port = server.start(HOST, options.port)
-    health.serve()
-    return health, server, port
+    server = Server(
+        {loaded.name: loaded}, host=HOST, port=options.port, options=options.batching, executor=options.executor
+    )
+    server.start()
+    return server
 
 
 def _set_up_process() -> None:

@@ -19,12 +19,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from headrace import proto
 from headrace.errors import InvalidArgument
 from headrace.server.health import Health
+from headrace.server.metadata import Catalogue, Metadata
 
 if TYPE_CHECKING:
     import grpc
 
 PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 PREDICT = f"/{PREDICTION_SERVICE}/Predict"
+GET_MODEL_METADATA = f"/{PREDICTION_SERVICE}/GetModelMetadata"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 HEALTH_CHECK = f"/{HEALTH_SERVICE}/Check"
 HEALTH_WATCH = f"/{HEALTH_SERVICE}/Watch"
@@ -52,9 +54,13 @@ class PerMessage:
 Handler = Unary | PerMessage
 
 
-def control_services(health: Health) -> dict[str, Handler]:
+def control_services(health: Health, catalogue: Catalogue) -> dict[str, Handler]:
     """Every RPC but Predict, and but Health/Watch, whose replies answer no message."""
-    return {HEALTH_CHECK: Unary(decoding(health.check)), REFLECTION: PerMessage(decoding(reflect))}
+    return {
+        GET_MODEL_METADATA: Unary(decoding(Metadata(catalogue).get)),
+        HEALTH_CHECK: Unary(decoding(health.check)),
+        REFLECTION: PerMessage(decoding(reflect)),
+    }
 
 
 def decoding(call: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
