@@ -2,9 +2,11 @@
 //
 // ArrayRequest: a request made of arrays in this process, and its reply as arrays.
 //
-// Thread safety: as Request; wait_until(), watch() and was_done() from any thread.  Nothing here touches Python while it
+// Thread safety: as Request; wait_until(), watch() and was_done() from any thread.  Nothing here touches Python while
+// it
 //   is queued, run or answered.
-// Ownership: its outputs are its own; arrays made of them may outlive it.  Its inputs are lent by a caller that waits, or
+// Ownership: its outputs are its own; arrays made of them may outlive it.  Its inputs are lent by a caller that waits,
+// or
 //   kept.
 
 #pragma once

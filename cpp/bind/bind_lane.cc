@@ -146,10 +146,11 @@ py::dict predict(const LaneHandle& handle, const py::dict& inputs, std::optional
   ArrayRequestPtr request(new ArrayRequest(std::move(borrowed.views)));
   const Lent lent(request);
   request->deadline_ns = deadline_in(timeout);
+  const ModelHandle::Caller caller(*handle.model);
   Status status;
   {
     GilRelease release;
-    status = handle.model->model().submit_or_run(lane, request);
+    status = caller.alone() ? handle.model->model().submit_or_run(lane, request) : lane.submit(request);
     if (status.ok() && !is_main_thread())
       while (!request->wait_until(kNever)) {
       }
@@ -234,8 +235,8 @@ void register_lane(py::module_& module) {
            "Queues one request and waits for its outputs.")
       .def("submit", &submit_arrays, py::arg("inputs"), py::arg("timeout") = py::none(), py::arg("cast") = false,
            "Queues one request.")
-      .def("reserve", &ReservedSlot::reserve, py::arg("rows"), py::arg("shapes") = py::none(), py::arg("dtypes") = py::none(),
-           "A buffer for the rows of a request.")
+      .def("reserve", &ReservedSlot::reserve, py::arg("rows"), py::arg("shapes") = py::none(),
+           py::arg("dtypes") = py::none(), "A buffer for the rows of a request.")
       .def("stats", &stats, "Counters since the start.");
 }
 

@@ -26,6 +26,22 @@ struct TimerHandle {
 // Python's Model: closes it with the last reference.
 class ModelHandle {
  public:
+  // A thread inside a call that waits for its reply.  Only one who is alone may run its batch itself: with others, who
+  // wait for their turn in Python, a thread that never sleeps would keep them from it and run batches of one.
+  // The GIL guards the count.
+  class Caller {
+   public:
+    explicit Caller(ModelHandle& model) : model_(model), alone_(model.callers_++ == 0) {}
+    Caller(const Caller&) = delete;
+    Caller& operator=(const Caller&) = delete;
+    ~Caller() { --model_.callers_; }
+    bool alone() const { return alone_; }
+
+   private:
+    ModelHandle& model_;
+    const bool alone_;
+  };
+
   ModelHandle(std::string name, std::int64_t version, const TimerHandle& timer);
   ~ModelHandle();
   ModelHandle(const ModelHandle&) = delete;
@@ -42,6 +58,7 @@ class ModelHandle {
  private:
   MadeHere made_;
   std::shared_ptr<Model> model_;
+  int callers_ = 0;
 };
 
 void register_signature(pybind11::module_& module);

@@ -48,12 +48,12 @@ LaneOptions make_options(std::int64_t max_batch_size, std::int64_t batch_timeout
 
 void register_signature(py::module_& module) {
   py::class_<TensorSpec>(module, "TensorSpec", py::is_final(), "One input or output.")
-      .def(py::init([](std::string name, int dtype, std::optional<Shape> shape, std::string tensor_name, bool optional) {
-             return TensorSpec{std::move(name), static_cast<DType>(dtype), std::move(shape), std::move(tensor_name),
-                               optional};
-           }),
-           py::arg("name"), py::arg("dtype"), py::arg("shape"), py::arg("tensor_name") = "",
-           py::arg("optional") = false)
+      .def(
+          py::init([](std::string name, int dtype, std::optional<Shape> shape, std::string tensor_name, bool optional) {
+            return TensorSpec{std::move(name), static_cast<DType>(dtype), std::move(shape), std::move(tensor_name),
+                              optional};
+          }),
+          py::arg("name"), py::arg("dtype"), py::arg("shape"), py::arg("tensor_name") = "", py::arg("optional") = false)
       .def_readonly("name", &TensorSpec::name)
       .def_property_readonly("dtype", [](const TensorSpec& spec) { return static_cast<int>(spec.dtype); })
       .def_readonly("shape", &TensorSpec::shape)

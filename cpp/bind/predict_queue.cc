@@ -93,7 +93,8 @@ void PredictQueue::submit(std::uint64_t token, const py::bytes& message, std::op
 Status PredictQueue::queue(std::uint64_t token, const py::bytes& message, std::optional<double> timeout) {
   const std::string_view text(message);
   std::shared_ptr<const void> owner =
-      std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<Answers>>>(kept_object(message), answers_);
+      std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<Answers>>>(kept_object(message),
+                                                                                         answers_);
   PredictRequestPtr request;
   Router::Route route;
   {

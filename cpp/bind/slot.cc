@@ -67,7 +67,8 @@ Shape shape_wanted(const TensorSpec& spec, std::int64_t rows, const py::object& 
   if (std::any_of(shape.begin(), shape.end(), [](std::int64_t dim) { return dim < 0; }) ||
       (spec.shape && !std::equal(shape.begin() + 1, shape.end(), spec.shape->begin() + 1, spec.shape->end(), agrees))) {
     throw_status(InvalidArgument(
-        quoted(spec) + ": shapes has " + shape_text({shape.begin() + 1, shape.end()}) + " for a row, the signature wants " +
+        quoted(spec) + ": shapes has " + shape_text({shape.begin() + 1, shape.end()}) +
+        " for a row, the signature wants " +
         (spec.shape ? shape_text({spec.shape->begin() + 1, spec.shape->end()}) : "no negative dimension")));
   }
   return shape;

@@ -21,7 +21,8 @@ namespace headrace {
 
 class ReservedSlot {
  public:
-  // Throws INVALID_ARGUMENT where `shapes` and `dtypes` leave something open, or contradict the signature or its limits.
+  // Throws INVALID_ARGUMENT where `shapes` and `dtypes` leave something open, or contradict the signature or its
+  // limits.
   static ReservedSlot reserve(const LaneHandle& lane, std::int64_t rows, const std::optional<pybind11::dict>& shapes,
                               const std::optional<pybind11::dict>& dtypes);
 

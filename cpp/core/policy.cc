@@ -47,7 +47,8 @@ std::int64_t ServiceTime::predict_ns(std::int64_t rows, std::int64_t now_ns) con
   if (below == measured_.rend()) return static_cast<std::int64_t>(at_or_above->second.mean_ns);
   const double share =
       static_cast<double>(rows - below->first) / static_cast<double>(at_or_above->first - below->first);
-  return static_cast<std::int64_t>(below->second.mean_ns + share * (at_or_above->second.mean_ns - below->second.mean_ns));
+  return static_cast<std::int64_t>(below->second.mean_ns +
+                                   share * (at_or_above->second.mean_ns - below->second.mean_ns));
 }
 
 std::int64_t ServiceTime::p99_ns(std::int64_t rows) const {

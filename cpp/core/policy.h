@@ -33,8 +33,9 @@ std::int64_t eligible_at_ns(const PolicyOptions& options, std::int64_t rows, std
 // How long a run of n rows takes: an exponentially weighted mean per batch size, linear between sizes, and how many of
 // the runs of that size took how long.
 //
-// For the mean, a sample counts for at most four times the mean so far and the mean for at most four times a sample, and a mean that
-// was not renewed for a second is forgotten: one outlier makes nobody wait or be refused for longer than that.
+// For the mean, a sample counts for at most four times the mean so far and the mean for at most four times a sample,
+// and a mean that was not renewed for a second is forgotten: one outlier makes nobody wait or be refused for longer
+// than that.
 class ServiceTime {
  public:
   void record(std::int64_t rows, std::int64_t run_ns, std::int64_t now_ns);
@@ -42,8 +43,8 @@ class ServiceTime {
   // 0 where nothing was measured lately.
   std::int64_t predict_ns(std::int64_t rows, std::int64_t now_ns) const;
 
-  // What 99 of 100 of the last runs of that size did not exceed, rounded up by at most a quarter; kNever where there was
-  // none.  Old runs weigh less: half of all is forgotten each time that 512 have been counted.
+  // What 99 of 100 of the last runs of that size did not exceed, rounded up by at most a quarter; kNever where there
+  // was none.  Old runs weigh less: half of all is forgotten each time that 512 have been counted.
   std::int64_t p99_ns(std::int64_t rows) const;
 
  private:

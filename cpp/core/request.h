@@ -73,8 +73,8 @@ class Request : public boost::intrusive_ref_counter<Request, boost::thread_safe_
     if (state_of(state_.fetch_or(kGathered)) == State::kAnswered) state_.notify_all();
   }
 
-  // For a front end that lent its inputs, once the request is answered or was refused: waits until nobody reads them any
-  // more, which is as long as copying them takes.
+  // For a front end that lent its inputs, once the request is answered or was refused: waits until nobody reads them
+  // any more, which is as long as copying them takes.
   void wait_inputs_free() const {
     for (std::uint32_t state = state_.load(); are_read(state); state = state_.load()) state_.wait(state);
   }

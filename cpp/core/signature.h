@@ -17,11 +17,11 @@
 namespace headrace {
 
 struct TensorSpec {
-  std::string name;  // what clients call it
+  std::string name;               // what clients call it
   DType dtype = DType::kInvalid;  // kInvalid: open, of whatever type comes
-  std::optional<Shape> shape;  // with the batch dimension; -1 where open; nullopt where the rank is open
-  std::string tensor_name;     // what the graph calls it ("x:0"); empty for callables
-  bool optional = false;       // a request may leave it out
+  std::optional<Shape> shape;     // with the batch dimension; -1 where open; nullopt where the rank is open
+  std::string tensor_name;        // what the graph calls it ("x:0"); empty for callables
+  bool optional = false;          // a request may leave it out
 };
 
 struct Signature {

@@ -288,9 +288,8 @@ Status PredictRequest::check_dtypes() const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const TensorSpec& spec = signature_->inputs[i];
     if (inputs[i].is_absent() || spec.dtype == DType::kInvalid || inputs[i].dtype == spec.dtype) continue;
-    return InvalidArgument("Expects arg[" + std::to_string(i) + "] to be " +
-                           std::string(dtype_name(spec.dtype)) + " but " +
-                           std::string(dtype_name(inputs[i].dtype)) + " is provided");
+    return InvalidArgument("Expects arg[" + std::to_string(i) + "] to be " + std::string(dtype_name(spec.dtype)) +
+                           " but " + std::string(dtype_name(inputs[i].dtype)) + " is provided");
   }
   return {};
 }
@@ -320,8 +319,8 @@ Status PredictRequest::encode(std::span<const TensorView> outputs) {
     if (!dtype_is_served(tensor.dtype) || elements < 0 ||
         (tensor.dtype != DType::kString &&
          tensor.bytes != static_cast<std::size_t>(elements) * dtype_bytes(tensor.dtype))) {
-      return Internal("output \"" + output_name(i) + "\" is " + std::to_string(tensor.bytes) +
-                      " bytes of " + std::string(dtype_name(tensor.dtype)) + shape_text(tensor.shape));
+      return Internal("output \"" + output_name(i) + "\" is " + std::to_string(tensor.bytes) + " bytes of " +
+                      std::string(dtype_name(tensor.dtype)) + shape_text(tensor.shape));
     }
     tensor_sizes.push_back(tensor_proto_size(tensor));
     total += bytes_field_bytes(kResponseOutputs, bytes_field_bytes(kEntryKey, output_name(i).size()) +

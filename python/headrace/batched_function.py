@@ -144,7 +144,9 @@ class Run:
     executors.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, parameters: Parameters, instance: weakref.ref[Any] | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], name: str, parameters: Parameters, instance: weakref.ref[Any] | None
+    ) -> None:
         self._function = function
         self._name = name
         self._positional_only = parameters.positional_only
@@ -208,13 +210,17 @@ class Batched(Generic[P, R]):
     first use; after a fork the child may use what the parent had not used before, other uses raise FailedPrecondition.
     """
 
+    __name__: str
+    __qualname__: str
+
     def __init__(self, function: Callable[P, R], options: BatchingOptions) -> None:
         if isinstance(function, staticmethod):
             function = function.__func__
         if not callable(function):
             raise InvalidArgument(f"a {type(function).__name__} cannot be batched; put @batched next to the function")
         functools.update_wrapper(self, function)
-        self.__name__: str = getattr(function, "__name__", type(function).__name__)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self._function = function
         self._options = options
         self._parameters = Parameters.of(function, self.__name__)
@@ -254,7 +260,8 @@ class Batched(Generic[P, R]):
         """
         with self._lock:
             lanes = [self._lane, *(lane for _, _, lane in self._bound.values())]
-        return all([lane.close(timeout) for lane in lanes])
+        ended = [lane.close(timeout) for lane in lanes]
+        return all(ended)
 
     def served(self) -> ServedModel:
         """The model that serves the calls, for a server that serves others with it.  Raises FailedPrecondition."""

@@ -33,7 +33,7 @@ class Lane:
         self._engine: Engine | None = None  # guarded by _lock
         self._closed = False  # guarded by _lock
         self._callbacks = Callbacks()
-        self._dropped: weakref.finalize[[float], Lane] | None = None
+        self._dropped: weakref.finalize[[Engine, Callbacks], Lane] | None = None
 
     def served(self) -> ServedModel:
         """The model of the lane, which this opens.  Raises Unavailable once it is closed."""
@@ -114,12 +114,14 @@ def _close_dropped(engine: Engine, callbacks: Callbacks) -> None:
     callbacks.close()
 
 
-def _checked(inputs: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+def _checked(inputs: object, timeout: object) -> dict[str, Any]:
     """The inputs as the core takes them.  Raises InvalidArgument."""
     if timeout is not None and not isinstance(timeout, Real):
         raise InvalidArgument(f"timeout is {timeout!r}; it must be seconds or None")
     if isinstance(inputs, dict):
         return inputs
     if not isinstance(inputs, Mapping):
-        raise InvalidArgument(f"inputs are of type {type(inputs).__name__}; they must be a mapping from names to arrays")
+        raise InvalidArgument(
+            f"inputs are of type {type(inputs).__name__}; they must be a mapping from names to arrays"
+        )
     return dict(inputs)

@@ -46,7 +46,9 @@ class Reply(Generic[R]):
     Thread safety: everything from any thread.
     """
 
-    def __init__(self, native: _core.Reply, convert: Callable[[Outputs], R], callbacks: Callbacks, owner: object) -> None:
+    def __init__(
+        self, native: _core.Reply, convert: Callable[[Outputs], R], callbacks: Callbacks, owner: object
+    ) -> None:
         self._native = native
         self._convert = convert
         self._callbacks = callbacks
@@ -203,4 +205,3 @@ async def wait_in_loop(native: _core.Reply) -> None:
     except asyncio.CancelledError:
         native.cancel()
         raise
-

@@ -127,7 +127,8 @@ struct BorrowedPlacesLoseNothing
 
   void thread(unsigned index) {
     if (index < kProducers) {
-      for (int i = 0; i < kItemsEach; ++i) count(lanes.template push_or_work<kLooksAfterwards>((index + i) % 2, &items[index][i]));
+      for (int i = 0; i < kItemsEach; ++i)
+        count(lanes.template push_or_work<kLooksAfterwards>((index + i) % 2, &items[index][i]));
       return;
     }
     while (!lanes.closing.load()) {

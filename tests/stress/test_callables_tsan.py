@@ -185,7 +185,9 @@ def test_a_reply_queue_tells_of_each_reply_once(callables: Callables) -> None:
     def client(index: int) -> None:
         dice = random.Random(index)
         for number in range(each):
-            reply, code = try_submit(dice.choice(callables.lanes), numbered(index, number, 1), dice.choice([None, 0.01]))
+            reply, code = try_submit(
+                dice.choice(callables.lanes), numbered(index, number, 1), dice.choice([None, 0.01])
+            )
             assert reply is not None, code
             queue.watch(reply, (index * each + number, reply))
             if dice.random() < 0.2:
