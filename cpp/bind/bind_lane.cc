@@ -71,11 +71,13 @@ struct Inputs {
 
 Casting casting(bool cast) { return cast ? Casting::kSameKind : Casting::kNone; }
 
-Reply submit_arrays(const LaneHandle& handle, const py::dict& inputs, std::optional<double> timeout, bool cast) {
+Reply submit_arrays(const LaneHandle& handle, const py::dict& inputs, std::optional<double> timeout, bool cast,
+                    bool announce) {
   release_dropped_objects();
   auto copied = std::make_shared<Inputs<ArrayCopy>>(handle.get().signature(), inputs, casting(cast));
   std::vector<TensorView> views = std::move(copied->views);
-  return submit_request(handle, new ArrayRequest(std::move(views), std::move(copied)), timeout);
+  return submit_request(handle, new ArrayRequest(std::move(views), std::move(copied)), timeout,
+                        announce ? Announce::kNow : Announce::kIfABatchIsFull);
 }
 
 // Waits without the GIL.  False at the deadline; throws what a signal's handler threw.
@@ -202,9 +204,13 @@ py::dict stats(const LaneHandle& handle) {
 
 }  // namespace
 
-Reply submit_request(const LaneHandle& handle, ArrayRequestPtr request, std::optional<double> timeout) {
+Reply submit_request(const LaneHandle& handle, ArrayRequestPtr request, std::optional<double> timeout,
+                     Announce announce) {
+  Lane& lane = handle.get();
   request->deadline_ns = deadline_in(timeout);
-  throw_unless_ok(handle.get().submit(request));  // which waits for nothing
+  // Neither waits for anything.
+  throw_unless_ok(announce == Announce::kNow ? lane.submit(request) : lane.submit_unannounced(request));
+  if (announce != Announce::kNow && lane.was_waiting_rows() >= lane.options().policy.max_batch_size) lane.announce();
   return {handle, std::move(request)};
 }
 
@@ -234,7 +240,10 @@ void register_lane(py::module_& module) {
       .def("predict", &predict, py::arg("inputs"), py::arg("timeout") = py::none(), py::arg("cast") = false,
            "Queues one request and waits for its outputs.")
       .def("submit", &submit_arrays, py::arg("inputs"), py::arg("timeout") = py::none(), py::arg("cast") = false,
-           "Queues one request.")
+           py::arg("announce") = true, "Queues one request.")
+      .def(
+          "announce", [](const LaneHandle& handle) { handle.get().announce(); },
+          "Wakes an executor for what was queued without.")
       .def("reserve", &ReservedSlot::reserve, py::arg("rows"), py::arg("shapes") = py::none(),
            py::arg("dtypes") = py::none(), "A buffer for the rows of a request.")
       .def("stats", &stats, "Counters since the start.");

@@ -29,7 +29,10 @@ struct Reply {
   ArrayRequestPtr request;
 };
 
+enum class Announce { kNow, kIfABatchIsFull };
+
 // Queues the request; throws what refuses it.  `timeout`, in seconds, becomes its deadline.
-Reply submit_request(const LaneHandle& handle, ArrayRequestPtr request, std::optional<double> timeout);
+Reply submit_request(const LaneHandle& handle, ArrayRequestPtr request, std::optional<double> timeout,
+                     Announce announce = Announce::kNow);
 
 }  // namespace headrace

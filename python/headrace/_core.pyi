@@ -210,12 +210,17 @@ class Lane:
         where 99 of 100 runs of that size took less than 50 ms, and end before the deadline.  Ctrl-C interrupts the
         wait within 100 ms, or after that run, and cancels the request.
         """
-    def submit(self, inputs: Mapping[str, Any], timeout: float | None = None, cast: bool = False) -> Reply:
+    def submit(
+        self, inputs: Mapping[str, Any], timeout: float | None = None, cast: bool = False, announce: bool = True
+    ) -> Reply:
         """Queues one request; `timeout` in seconds becomes its deadline.  Raises StatusError if it is refused.
 
         Arrays are copied: they may change once this returns.  Lists and numbers take the signature's dtype; an array
-        of another dtype is INVALID_ARGUMENT, unless `cast` allows what NumPy calls a same-kind cast.
+        of another dtype is INVALID_ARGUMENT, unless `cast` allows other numbers: integers that fit, and floats of
+        another precision.  Without `announce` no sleeping executor is woken unless a batch is full: for callers that
+        queue several and then call announce().
         """
+    def announce(self) -> None: ...
     def reserve(
         self,
         rows: int,
