@@ -21,6 +21,14 @@ class ArrayRequest::Sink final : public ReplySink {
 
   void deliver(std::span<const RequestPtr> answered) noexcept override {
     for (const RequestPtr& request : answered) static_cast<ArrayRequest&>(*request).tell_done();
+    // Only now: a reader that woke up for the first would be woken again for the others.
+    const ReplyWatcher* woken = nullptr;
+    for (const RequestPtr& request : answered) {
+      ReplyWatcher* watcher = static_cast<ArrayRequest&>(*request).watcher();
+      if (watcher == nullptr || watcher == woken) continue;
+      watcher->wake();
+      woken = watcher;
+    }
   }
 };
 
@@ -76,7 +84,10 @@ bool ArrayRequest::watch(std::shared_ptr<ReplyWatcher> watcher, std::uint64_t to
   if (has_watcher_.exchange(true)) return false;
   watcher_ = std::move(watcher);
   watch_token_ = token;
-  if ((done_.fetch_or(kWatched) & kDone) != 0) watcher_->answered(token);
+  if ((done_.fetch_or(kWatched) & kDone) != 0) {
+    watcher_->answered(token);
+    watcher_->wake();
+  }
   return true;
 }
 

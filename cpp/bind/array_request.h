@@ -27,11 +27,13 @@ namespace headrace {
 
 // Where a watched request says that it is answered.
 //
-// Thread safety: answered() from any thread.
+// Thread safety: any thread.
 class ReplyWatcher {
  public:
   virtual ~ReplyWatcher() = default;
   virtual void answered(std::uint64_t token) noexcept = 0;
+  // Wakes the reader, unless it has taken all that was answered; once for a whole batch.
+  virtual void wake() noexcept = 0;
 };
 
 class ArrayRequest final : public Request {
@@ -71,6 +73,7 @@ class ArrayRequest final : public Request {
   static constexpr std::uint32_t kWatched = 4;
 
   void tell_done();
+  ReplyWatcher* watcher() const { return (done_.load() & kWatched) != 0 ? watcher_.get() : nullptr; }
 
   std::vector<Owned> outputs_;
   std::atomic<std::uint32_t> done_{0};

@@ -46,11 +46,21 @@ constexpr std::array<NumpyType, 15> kNumpyTypes = {{
     {DType::kString, 'O', sizeof(PyObject*), "bytes"},
 }};
 
-py::dtype bfloat16_dtype() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::dtype> stored;
+constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::kUint64) + 1;
+
+// By DType's number; made once, with the module, and kept for ever.
+const std::array<py::dtype, kDTypes>& numpy_dtypes() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<std::array<py::dtype, kDTypes>> stored;
   return stored
-      .call_once_and_store_result(
-          [] { return py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16")); })
+      .call_once_and_store_result([] {
+        std::array<py::dtype, kDTypes> dtypes;
+        for (const NumpyType& type : kNumpyTypes)
+          dtypes[static_cast<std::size_t>(type.dtype)] =
+              py::dtype(type.dtype == DType::kString ? std::string("O") : std::string(type.name));
+        dtypes[static_cast<std::size_t>(DType::kBfloat16)] =
+            py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16"));
+        return dtypes;
+      })
       .get_stored();
 }
 
@@ -199,14 +209,10 @@ py::array strings_to_array(const TensorView& view) {
 
 void prepare_arrays() {
   py::detail::npy_api::get();
-  bfloat16_dtype();
+  numpy_dtypes();
 }
 
-py::dtype numpy_dtype(DType dtype) {
-  if (dtype == DType::kBfloat16) return bfloat16_dtype();
-  if (dtype == DType::kString) return py::dtype("O");
-  return py::dtype(std::string(numpy_name(dtype)));
-}
+py::dtype numpy_dtype(DType dtype) { return numpy_dtypes()[static_cast<std::size_t>(dtype)]; }
 
 std::string_view numpy_name(DType dtype) {
   if (dtype == DType::kBfloat16) return "bfloat16";
@@ -221,7 +227,7 @@ DType dtype_of(const py::dtype& dtype) {
   // Types that packages add to NumPy are not to be told by their size: int4 is one byte, bfloat16 two.
   constexpr int kFirstAddedType = 256;
   if (dtype.num() >= kFirstAddedType && kind != 'T')
-    return bytes == 2 && dtype.equal(bfloat16_dtype()) ? DType::kBfloat16 : DType::kInvalid;
+    return bytes == 2 && dtype.equal(numpy_dtype(DType::kBfloat16)) ? DType::kBfloat16 : DType::kInvalid;
   if (is_text(kind)) return DType::kString;
   for (const NumpyType& type : kNumpyTypes)
     if (type.kind == kind && type.bytes == bytes) return type.dtype;

@@ -22,7 +22,11 @@ class ReplyQueue::Answered final : public ReplyWatcher {
   void answered(std::uint64_t token) noexcept override {
     std::lock_guard lock(mutex_);
     tokens_.push_back(token);
-    fd_.signal();
+  }
+
+  void wake() noexcept override {
+    std::lock_guard lock(mutex_);
+    if (!tokens_.empty()) fd_.signal();
   }
 
   std::vector<std::uint64_t> take() {
@@ -57,6 +61,7 @@ void ReplyQueue::put(py::object token) {
   const std::uint64_t number = next_token_++;
   tokens_[number] = std::move(token);
   answered_->answered(number);
+  answered_->wake();
 }
 
 py::list ReplyQueue::take() {

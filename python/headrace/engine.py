@@ -71,23 +71,10 @@ class Engine:
         lanes = {}
         lines = []
         for name, found in loaded.signatures.items():
-            fitted = options.fitted(row_bytes(found.signature))
-            batched = found.batched and options.enable_batching
-            lanes[name] = native.add_lane(
-                found.signature,
-                fitted.lane_options(batched=batched),
-                found.runner if executor == "native" else None,
-                loaded.pinner,
-            )
-            if batched:
-                lines.append(f"{loaded.name}/{name}: {fitted.wait_text()}")
-            elif not options.enable_batching:
-                lines.append(f"{loaded.name}/{name}: not batched (enable_batching is false)")
-            if fitted.max_batch_size < options.max_batch_size:
-                lines.append(
-                    f"{loaded.name}/{name}: max_batch_size lowered from {options.max_batch_size} to "
-                    f"{fitted.max_batch_size}, which fill {options.slab_bytes_max} bytes"
-                )
+            runner = found.runner if executor == "native" else None
+            lane, told = _add_lane(native, found.signature, options, found.batched, runner, loaded.pinner)
+            lanes[name] = lane
+            lines += told
         threads = options.batch_threads(gpu=loaded.gpu)
         executors = None
         if executor == "native":
@@ -110,18 +97,16 @@ class Engine:
         """Serves Python functions over batches as the signatures of a model of version 1."""
         self._check_usable()
         native = _core.Model(name, 1, self._timer)
-        lanes = {
-            key: native.add_lane(
-                signature,
-                options.fitted(row_bytes(signature)).lane_options(batched=options.enable_batching),
-            )
-            for key, (signature, _) in functions.items()
-        }
+        lanes = {}
+        lines = []
+        for key, (signature, _) in functions.items():
+            lanes[key], told = _add_lane(native, signature, options, batched=True)
+            lines += told
         executors = PythonExecutors(
             native, {key: function for key, (_, function) in functions.items()}, options.num_batch_threads or 1
         )
         executors.start()
-        return self._serve(ServedModel(native, lanes, executors))
+        return self._serve(ServedModel(native, lanes, executors, tuple(lines)))
 
     def close(self, drain_s: float) -> bool:
         """Refuses new requests, answers those that wait within `drain_s` seconds, the rest with UNAVAILABLE, and stops.
@@ -156,6 +141,31 @@ class Engine:
             )
         if self._closed:
             raise FailedPrecondition("the engine is closed")
+
+
+def _add_lane(
+    native: _core.Model,
+    signature: _core.Signature,
+    options: BatchingOptions,
+    batched: bool,
+    runner: _core.Runner | None = None,
+    pinner: _core.SlabPinner | None = None,
+) -> tuple[_core.Lane, list[str]]:
+    """Adds the lane of a signature that may be `batched`; says in words how it is served, for the log."""
+    fitted = options.fitted(row_bytes(signature))
+    name = f"{native.name}/{signature.name}"
+    lines = []
+    if not options.enable_batching:
+        lines.append(f"{name}: not batched (enable_batching is false)")
+    elif batched:
+        lines.append(f"{name}: {fitted.wait_text()}")
+    if fitted.max_batch_size < options.max_batch_size:
+        lines.append(
+            f"{name}: max_batch_size lowered from {options.max_batch_size} to {fitted.max_batch_size}, which fill"
+            f" {options.slab_bytes_max} bytes"
+        )
+    lane_options = fitted.lane_options(batched=batched and options.enable_batching)
+    return native.add_lane(signature, lane_options, runner, pinner), lines
 
 
 # Those that the end of the process must close.
