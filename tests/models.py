@@ -70,6 +70,20 @@ def dense(directory: Path) -> None:
 
 
 @maker
+def digits(directory: Path) -> None:
+    """What `headrace demo` calls its model, with inputs and outputs of the same names."""
+    import tensorflow as tf
+
+    w = tf.Variable(tf.random.stateless_normal([64, 10], [1, 2]))
+
+    def call(x: Any) -> Any:
+        scores = x @ w
+        return {"class": tf.argmax(scores, axis=1), "probabilities": tf.nn.softmax(scores)}
+
+    save(directory, {"serving_default": (call, {"x": ([None, 64], "float32")})}, w=w)
+
+
+@maker
 def dtypes(directory: Path) -> None:
     """One signature per dtype that puts its input beside itself."""
     import tensorflow as tf

@@ -146,7 +146,7 @@ def test_a_broken_model_is_said(saved_models: Path, tmp_path: Path) -> None:
 
 # Another user may not be able to read this Python: it becomes that user when it has read all it needs.
 AS_NOBODY = f"""
-import os, shutil, sys, headrace.cli, headrace.engine, headrace.model, headrace.server.grpc_server, headrace.server.serve
+import encodings.idna, os, shutil, sys, headrace.cli, headrace.model, headrace.server.serve, headrace.server.server
 os.setuid({NOBODY})
 sys.exit(headrace.cli.main(sys.argv[1:]))
 """

@@ -19,7 +19,7 @@ def sources(folder: str, *suffixes: str) -> list[Path]:
 CPP = sources("cpp", ".h", ".cc")
 PYTHON = sources("python", ".py")
 PRODUCT = [*CPP, *PYTHON, *sources("python", ".pyi", ".proto")]
-TESTS = [*sources("tests", ".h", ".cc", ".py"), *sources("bench", ".h", ".cc", ".py")]
+TESTS = [*sources("tests", ".h", ".cc", ".py"), *sources("bench", ".h", ".cc", ".py"), *sources("examples", ".py")]
 
 # A file may include only files of its own layer or of one further left.
 LAYERS = ["core", "wire", "run", "lane", "model", "router", "net", "bind"]

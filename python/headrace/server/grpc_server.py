@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -74,6 +74,7 @@ class GrpcServer:
         self._arrived = asyncio.Event()
         self._end_streams: set[Callable[[], object]] = set()  # one for each stream that would go on for ever
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_on_loop_error)
         self._thread = threading.Thread(target=self._run_loop, name="headrace-grpc", daemon=True)
 
     def start(self, host: str, port: int) -> int:
@@ -250,6 +251,16 @@ class _Methods(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Method | None:
         return self._handlers.get(handler_call_details.method)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs what went wrong on the loop, but not what does no harm.
+
+    Where grpc.aio runs on several loops of a process, releases before 1.80 wake all of them for one event, and those
+    that find nothing to read raise BlockingIOError: https://github.com/grpc/grpc/issues/25364.
+    """
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)
 
 
 async def _refuse(context: Context, code: int, text: str) -> NoReturn:

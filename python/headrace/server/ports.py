@@ -25,7 +25,8 @@ def check_port(host: str, port: int, *, option: str = "port=") -> None:
     except (socket.gaierror, UnicodeError):
         raise InvalidArgument(f"host {host!r}: not an address of this machine") from None
     # "localhost" may be two addresses, and a machine without IPv6 has one of them.
-    if not any([_check_address(family, address, port, option) for family, _, _, _, address in found]):
+    usable = [_check_address(family, address, port, option) for family, _, _, _, address in found]
+    if not any(usable):
         raise InvalidArgument(f"host {host!r}: not an address of this machine")
 
 

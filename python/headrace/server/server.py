@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace import _core
 from headrace.batched_function import Batched, batched
-from headrace.config import BatchingOptions
+from headrace.config import BatchingOptions, ServeOptions
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, InvalidArgument
 from headrace.executors import PythonExecutors
@@ -28,9 +28,9 @@ from headrace.server.ports import check_port, listen_address
 from headrace.server.services import PREDICTION_SERVICE, control_services
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, TypeAlias
+    from typing_extensions import Self
 
-    Servable: TypeAlias = LoadedModel | Batched[..., Any] | Callable[..., Any]
+Servable: TypeAlias = LoadedModel | Batched[..., Any] | Callable[..., Any]
 
 logger = logging.getLogger("headrace")
 
@@ -39,8 +39,6 @@ SEND_S = 5.0
 
 # How late a signal may be heard that comes just before a wait begins: Python looks for it only between steps.
 SIGNAL_S = 0.05
-
-EXECUTORS = ("native", "python")
 
 
 class Server:
@@ -82,10 +80,7 @@ class Server:
                     f'model "{name}" is of type {type(model).__name__}; it must be a LoadedModel, as load() returns'
                     " them, or a callable"
                 )
-        if not 0 <= port <= 65535:
-            raise InvalidArgument(f"port is {port}; it must be 0 to 65535")
-        if executor not in EXECUTORS:
-            raise InvalidArgument(f"executor is {executor!r}; it must be {' or '.join(EXECUTORS)}")
+        ServeOptions(port=port, executor=executor)  # checks them
         self._models = dict(models)
         self._host = host
         self._port = port
@@ -118,8 +113,9 @@ class Server:
             except BaseException:  # Ctrl-C, or no more threads
                 self.stop(0.0)
                 raise
-        if life.error is not None:
-            raise life.error
+            error, life.error = life.error, None
+        if error is not None:
+            raise error
 
     def stop(self, timeout: float = 30.0) -> bool:
         """Stops: health says NOT_SERVING, new requests get UNAVAILABLE, and those accepted are answered.
@@ -136,7 +132,7 @@ class Server:
             life = self._life
             if life is None:
                 return True
-            life.end(timeout)
+            life.end(max(0.0, float(timeout)))
             if life.waits_for_caller():
                 return False
             self._wait_for(lambda: life.state is State.STOPPED)
@@ -243,7 +239,7 @@ class _Life:
                 self._changed.notify_all()
 
     def waits_for_caller(self) -> bool:
-        """Whether it cannot end before the calling thread has returned from the function that it runs."""
+        """Whether it has not ended, and cannot before the calling thread has returned from the function that it runs."""
         return any(executors.is_current() for executors in self._executors)
 
     def live(
@@ -273,6 +269,9 @@ class _Life:
                     self._changed.wait_for(lambda: self._stop_s is not None)
             self.ended_well = self._close(self._stop_s or 0.0)
         finally:
+            # A server that is kept for another start keeps nothing of this one.
+            self._engine = self._grpc = None
+            self._executors, self._wrapped, self.lanes = [], [], []
             self._move(State.STOPPED)
 
     def _add(self, engine: Engine, name: str, model: Servable, options: BatchingOptions, executor: str) -> None:
