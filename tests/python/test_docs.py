@@ -53,6 +53,7 @@ def test_the_readme_has_a_snippet_for_each_expectation() -> None:
 @pytest.mark.parametrize("line", SNIPPETS)
 def test_a_snippet_of_the_readme_runs(directory: Path, line: int) -> None:
     snippet = SNIPPETS[line]
+    expected = printed_by(snippet)
     with contextlib.ExitStack() as stack:
         if "localhost:8500" in snippet:  # the server that the text before it has started, on whatever port is free
             server = stack.enter_context(Server({"digits": load(directory / "models" / "digits")}, port=0))
@@ -67,7 +68,7 @@ def test_a_snippet_of_the_readme_runs(directory: Path, line: int) -> None:
             check=False,
         )
     assert ended.returncode == 0, ended.stderr
-    assert re.fullmatch(printed_by(snippet), ended.stdout), ended.stdout
+    assert re.fullmatch(expected, ended.stdout), ended.stdout
 
 
 def test_snippets_and_examples_are_strictly_typed(tmp_path: Path) -> None:
