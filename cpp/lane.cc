@@ -17,6 +17,9 @@ constexpr std::int64_t kDeadlineGrainNs = 200'000;
 // Requests that were cancelled are unlinked this soon, when no executor does it before.
 constexpr std::int64_t kSweepWithinNs = 10'000'000;
 
+// What is not announced at once is announced so soon.
+constexpr std::int64_t kAnnounceWithinNs = 1'000'000;
+
 // A run that takes longer has an executor of its own; the thread that waits for it stays free for Ctrl-C.
 constexpr std::int64_t kShortRunNs = 50'000'000;
 
@@ -50,11 +53,26 @@ Status Lane::submit(const RequestPtr& request) {
   return status;
 }
 
-Status Lane::submit_unannounced(const RequestPtr& request) {
+Status Lane::submit_to_run(const RequestPtr& request) {
   bool answered = false;
   Status status = accept(request, &answered);
   if (status.ok() && !answered) enqueue(request);
   return status;
+}
+
+Status Lane::submit_soon(const RequestPtr& request) {
+  bool answered = false;
+  Status status = accept(request, &answered);
+  if (!status.ok() || answered || !enqueue(request)) return status;
+  if (options_.policy.policy == Policy::kAdaptive && waiting_rows_.load() < options_.policy.max_batch_size)
+    group_.timer.call_by(*this, after_ns(group_.clock.now_ns(), kAnnounceWithinNs));
+  else
+    group_.parking.wake_one();
+  return status;
+}
+
+void Lane::announce() {
+  if (options_.policy.policy == Policy::kAdaptive) group_.parking.wake_one();  // others have their windows
 }
 
 // Gives it a place in the queue, or its answer if it needs no run.
@@ -116,7 +134,7 @@ Status Lane::reserve(Request& request) {
   const std::size_t bytes_before = group_.waiting_bytes.fetch_add(request.bytes);
   Status status;
   if (group_.closing.load()) {  // after the add: who closes either sees this request coming or is seen
-    status = Unavailable("the server is shutting down");
+    status = Unavailable("the model is being closed");
   } else if (rows_before + rows > rows_max) {
     const std::int64_t size = options_.policy.max_batch_size;
     status =
@@ -333,7 +351,7 @@ void Lane::abandon() {
     for (const Batch* batch : running_)
       for (const Slot& slot : batch->slots()) left.push_back(slot.request);
   }
-  for (const RequestPtr& request : left) answer_early(request, Unavailable("the server was shut down"), stats_.closed);
+  for (const RequestPtr& request : left) answer_early(request, Unavailable("the model was closed"), stats_.closed);
 }
 
 }  // namespace headrace

@@ -77,9 +77,12 @@ class Lane final : public TimerClient {
   // Whether a run of the request alone is short enough to be run by the thread that brings it: where 99 of 100 runs of
   // that size took less than 50 ms, and end before its deadline.  False without a runner, and if it would not run now.
   bool would_run_shortly(const Request& request);
-  // As submit(), but wakes no executor: the caller calls run_next() in the place of one, or announce() before long.
-  [[nodiscard]] Status submit_unannounced(const RequestPtr& request);
-  void announce() { group_.parking.wake_one(); }
+  // As submit(), but wakes no executor: the caller has borrowed the place of one and calls run_next().
+  [[nodiscard]] Status submit_to_run(const RequestPtr& request);
+  // As submit(), for a caller that knows of more to come: wakes an executor when a batch is full, at announce(), or
+  // within a millisecond.
+  [[nodiscard]] Status submit_soon(const RequestPtr& request);
+  void announce();
 
   // Takes the request out of the queue, or gives up its result; answers it with CANCELLED unless it is answered.
   bool cancel(const RequestPtr& request);

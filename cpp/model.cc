@@ -68,7 +68,7 @@ bool Model::was_empty() const {
 
 Status Model::submit_or_run(Lane& lane, const RequestPtr& request) {
   if (!lane.would_run_shortly(*request) || !group_.parking.try_borrow()) return lane.submit(request);
-  const Status status = lane.submit_unannounced(request);
+  const Status status = lane.submit_to_run(request);
   if (status.ok()) lane.run_next();
   group_.parking.give_back();
   if (!was_empty() && oldest_eligible_lane() != nullptr) group_.parking.wake_one();

@@ -32,13 +32,13 @@ class ArrayRequest::Sink final : public ReplySink {
   }
 };
 
-ArrayRequest::ArrayRequest(std::vector<TensorView> lent) {
+ArrayRequest::ArrayRequest(std::vector<TensorView> lent, Callers& callers) : callers_(&callers) {
   sink = Sink::get();
   inputs = std::move(lent);
   inputs_lent = true;
 }
 
-ArrayRequest::ArrayRequest(std::vector<TensorView> kept, std::shared_ptr<const void> keeper) {
+ArrayRequest::ArrayRequest(std::vector<TensorView> kept, std::shared_ptr<const void> keeper) : callers_(nullptr) {
   sink = Sink::get();
   inputs = std::move(kept);
   in_place = std::move(keeper);
@@ -69,6 +69,7 @@ Status ArrayRequest::write_reply(std::span<const TensorView> outputs) {
 }
 
 void ArrayRequest::tell_done() {
+  if (callers_ != nullptr) callers_->answered();  // before the caller can know
   const std::uint32_t before = done_.fetch_or(kDone);
   if ((before & kWaitedFor) != 0) LinuxFutex::wake_all(done_);
   if ((before & kWatched) != 0) watcher_->answered(watch_token_);

@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bind/callers.h"
 #include "bind/ndarray.h"
 #include "core/request.h"
 
@@ -38,8 +39,8 @@ class ReplyWatcher {
 
 class ArrayRequest final : public Request {
  public:
-  // Inputs that are lent until wait_inputs_free() returns.
-  explicit ArrayRequest(std::vector<TensorView> lent);
+  // Inputs that are lent by a caller until wait_inputs_free() returns.
+  ArrayRequest(std::vector<TensorView> lent, Callers& callers);
   // Inputs in memory that `keeper` keeps, every one that has numbers 64-byte aligned.
   ArrayRequest(std::vector<TensorView> kept, std::shared_ptr<const void> keeper);
 
@@ -75,6 +76,7 @@ class ArrayRequest final : public Request {
   void tell_done();
   ReplyWatcher* watcher() const { return (done_.load() & kWatched) != 0 ? watcher_.get() : nullptr; }
 
+  Callers* const callers_;  // null where nobody waits inside a call
   std::vector<Owned> outputs_;
   std::atomic<std::uint32_t> done_{0};
   std::atomic<bool> has_watcher_{false};

@@ -34,14 +34,36 @@ std::string name_set(const std::vector<TensorSpec>& specs) {
   return names + "}";
 }
 
+// Whatever the keys are: a str need not be UTF-8.
+std::string text_of(py::handle key) {
+  const bool is_str = py::isinstance<py::str>(key);
+  PyObject* text = is_str ? key.inc_ref().ptr() : PyObject_Repr(key.ptr());
+  if (text == nullptr) throw py::error_already_set();
+  const py::object owned = py::reinterpret_steal<py::object>(text);
+  PyObject* bytes = PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace");
+  if (bytes == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::bytes>(bytes);
+}
+
 void check_names(const Signature& signature, const py::dict& inputs) {
   for (const auto& [name, value] : inputs) {
     if (!py::isinstance<py::str>(name))
-      throw_status(InvalidArgument("an input is named by a str; got " + py::cast<std::string>(py::repr(name))));
-    if (signature.input_index(py::cast<std::string>(name)) < 0)
-      throw_status(InvalidArgument("there is no input \"" + py::cast<std::string>(name) + "\"; the signature has " +
+      throw_status(InvalidArgument("an input is named by a str; got " + text_of(name)));
+    if (signature.input_index(text_of(name)) < 0) {
+      throw_status(InvalidArgument("there is no input \"" + text_of(name) + "\"; the signature has " +
                                    name_set(signature.inputs)));
+    }
   }
+}
+
+// An array that is a view of less memory, such as numpy.broadcast_to's, may be larger than all there is.
+void check_size(const TensorSpec& spec, py::handle value, std::size_t bytes_max) {
+  if (!py::isinstance<py::array>(value)) return;
+  const auto bytes = static_cast<std::size_t>(py::reinterpret_borrow<py::array>(value).nbytes());
+  if (bytes <= bytes_max) return;
+  throw_status(InvalidArgument("input \"" + spec.name + "\" has " + std::to_string(bytes) +
+                               " bytes; the largest batch may have " + std::to_string(bytes_max) +
+                               " (slab_bytes_max)"));
 }
 
 // The inputs in the signature's order, as ArrayCopy or BorrowedArray has them, and views of them.
@@ -50,12 +72,14 @@ struct Inputs {
   std::vector<Array> arrays;
   std::vector<TensorView> views;
 
-  Inputs(const Signature& signature, const py::dict& inputs, Casting casting) {
+  Inputs(const Lane& lane, const py::dict& inputs, Casting casting) {
+    const Signature& signature = lane.signature();
     arrays.reserve(signature.inputs.size());
     views.reserve(signature.inputs.size());
     for (const TensorSpec& spec : signature.inputs) {
       PyObject* value = PyDict_GetItemString(inputs.ptr(), spec.name.c_str());
       if (value != nullptr) {
+        check_size(spec, value, lane.options().slab_bytes_max);
         arrays.push_back(Array::from(value, spec.dtype, "input \"" + spec.name + "\"", casting));
         views.push_back(arrays.back().view());
       } else if (spec.optional) {
@@ -74,10 +98,10 @@ Casting casting(bool cast) { return cast ? Casting::kSameKind : Casting::kNone; 
 Reply submit_arrays(const LaneHandle& handle, const py::dict& inputs, std::optional<double> timeout, bool cast,
                     bool announce) {
   release_dropped_objects();
-  auto copied = std::make_shared<Inputs<ArrayCopy>>(handle.get().signature(), inputs, casting(cast));
+  auto copied = std::make_shared<Inputs<ArrayCopy>>(handle.get(), inputs, casting(cast));
   std::vector<TensorView> views = std::move(copied->views);
   return submit_request(handle, new ArrayRequest(std::move(views), std::move(copied)), timeout,
-                        announce ? Announce::kNow : Announce::kIfABatchIsFull);
+                        announce ? Announce::kNow : Announce::kSoon);
 }
 
 // Waits without the GIL.  False at the deadline; throws what a signal's handler threw.
@@ -144,20 +168,23 @@ class Lent {
 py::dict predict(const LaneHandle& handle, const py::dict& inputs, std::optional<double> timeout, bool cast) {
   Lane& lane = handle.get();
   release_dropped_objects();
-  Inputs<BorrowedArray> borrowed(lane.signature(), inputs, casting(cast));
-  ArrayRequestPtr request(new ArrayRequest(std::move(borrowed.views)));
+  Inputs<BorrowedArray> borrowed(lane, inputs, casting(cast));
+  Callers& callers = handle.model->callers();
+  Status status;
+  ArrayRequestPtr request(new ArrayRequest(std::move(borrowed.views), callers));
   const Lent lent(request);
   request->deadline_ns = deadline_in(timeout);
-  const ModelHandle::Caller caller(*handle.model);
-  Status status;
-  {
+  const Callers::Caller caller(callers, lane);
+  if (caller.alone()) {
     GilRelease release;
-    status = caller.alone() ? handle.model->model().submit_or_run(lane, request) : lane.submit(request);
-    if (status.ok() && !is_main_thread())
-      while (!request->wait_until(kNever)) {
-      }
+    status = handle.model->model().submit_or_run(lane, request);
+  } else {
+    status = callers.all_wait() ? lane.submit(request) : lane.submit_soon(request);  // neither waits for anything
   }
-  throw_unless_ok(status);
+  if (!status.ok()) {
+    callers.answered();
+    throw_status(status);
+  }
   try {
     wait(*request, kNever);
   } catch (const py::error_already_set&) {
@@ -209,8 +236,7 @@ Reply submit_request(const LaneHandle& handle, ArrayRequestPtr request, std::opt
   Lane& lane = handle.get();
   request->deadline_ns = deadline_in(timeout);
   // Neither waits for anything.
-  throw_unless_ok(announce == Announce::kNow ? lane.submit(request) : lane.submit_unannounced(request));
-  if (announce != Announce::kNow && lane.was_waiting_rows() >= lane.options().policy.max_batch_size) lane.announce();
+  throw_unless_ok(announce == Announce::kNow ? lane.submit(request) : lane.submit_soon(request));
   return {handle, std::move(request)};
 }
 

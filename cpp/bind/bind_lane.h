@@ -29,7 +29,7 @@ struct Reply {
   ArrayRequestPtr request;
 };
 
-enum class Announce { kNow, kIfABatchIsFull };
+enum class Announce { kNow, kSoon };
 
 // Queues the request; throws what refuses it.  `timeout`, in seconds, becomes its deadline.
 Reply submit_request(const LaneHandle& handle, ArrayRequestPtr request, std::optional<double> timeout,

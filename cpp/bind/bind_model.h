@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "bind/callers.h"
 #include "bind/fork.h"
 #include "core/timer.h"
 #include "model.h"
@@ -26,22 +27,6 @@ struct TimerHandle {
 // Python's Model: closes it with the last reference.
 class ModelHandle {
  public:
-  // A thread inside a call that waits for its reply.  Only one who is alone may run its batch itself: with others, who
-  // wait for their turn in Python, a thread that never sleeps would keep them from it and run batches of one.
-  // The GIL guards the count.
-  class Caller {
-   public:
-    explicit Caller(ModelHandle& model) : model_(model), alone_(model.callers_++ == 0) {}
-    Caller(const Caller&) = delete;
-    Caller& operator=(const Caller&) = delete;
-    ~Caller() { --model_.callers_; }
-    bool alone() const { return alone_; }
-
-   private:
-    ModelHandle& model_;
-    const bool alone_;
-  };
-
   ModelHandle(std::string name, std::int64_t version, const TimerHandle& timer);
   ~ModelHandle();
   ModelHandle(const ModelHandle&) = delete;
@@ -54,11 +39,12 @@ class ModelHandle {
   }
   bool still_here() const { return made_.still_here(); }
   const std::shared_ptr<Model>& shared() const { return model_; }
+  Callers& callers() { return callers_; }
 
  private:
   MadeHere made_;
   std::shared_ptr<Model> model_;
-  int callers_ = 0;
+  Callers callers_;
 };
 
 void register_signature(pybind11::module_& module);

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "bind/gil.h"
+
 namespace py = pybind11;
 
 namespace headrace {
@@ -54,7 +56,10 @@ py::object object_kept_by(const std::shared_ptr<const void>& kept) {
 }
 
 void release_dropped_objects() {
-  for (PyObject* object : dropped().take()) Py_DECREF(object);
+  const std::vector<PyObject*> objects = dropped().take();
+  if (objects.empty()) return;
+  const CallsPython calls;
+  for (PyObject* object : objects) Py_DECREF(object);
 }
 
 }  // namespace headrace

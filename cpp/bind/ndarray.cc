@@ -2,8 +2,6 @@
 
 #include "bind/ndarray.h"
 
-#include <pybind11/gil_safe_call_once.h>
-
 #include <array>
 #include <cstring>
 #include <limits>
@@ -48,21 +46,8 @@ constexpr std::array<NumpyType, 15> kNumpyTypes = {{
 
 constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::kUint64) + 1;
 
-// By DType's number; made once, with the module, and kept for ever.
-const std::array<py::dtype, kDTypes>& numpy_dtypes() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<std::array<py::dtype, kDTypes>> stored;
-  return stored
-      .call_once_and_store_result([] {
-        std::array<py::dtype, kDTypes> dtypes;
-        for (const NumpyType& type : kNumpyTypes)
-          dtypes[static_cast<std::size_t>(type.dtype)] =
-              py::dtype(type.dtype == DType::kString ? std::string("O") : std::string(type.name));
-        dtypes[static_cast<std::size_t>(DType::kBfloat16)] =
-            py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16"));
-        return dtypes;
-      })
-      .get_stored();
-}
+// By DType's number; made with the module, and kept for ever.
+const std::array<py::dtype, kDTypes>* numpy_dtypes = nullptr;
 
 bool is_text(char kind) { return kind == 'O' || kind == 'S' || kind == 'U' || kind == 'T'; }
 
@@ -101,14 +86,25 @@ int number_rank(DType dtype) {
   return -1;
 }
 
+// How many of the numbers a predicate of NumPy's holds for.
+py::ssize_t count_of(const char* predicate, const py::array& numbers) {
+  const py::module_ numpy = py::module_::import("numpy");
+  return numpy.attr("count_nonzero")(numpy.attr(predicate)(numbers)).cast<py::ssize_t>();
+}
+
 // The numbers of `array` as `to`, of no lower rank.
 py::array converted(const py::array& array, DType to, std::string_view what) {
+  // It warns of floats that overflow, which are refused below.
+  const py::object quietly = py::module_::import("numpy").attr("errstate")(py::arg("over") = "ignore");
+  quietly.attr("__enter__")();
   py::array numbers = array.attr("astype")(numpy_dtype(to));
-  // NumPy lets integers wrap, version 1 also those of lists.
-  const int integers = number_rank('i');
-  const bool both_integers = number_rank(to) == integers && number_rank(dtype_of(array.dtype())) == integers;
-  if (both_integers && !array.attr("__eq__")(numbers).attr("all")().cast<bool>())
-    refuse(what, "holds a number out of range for " + std::string(numpy_name(to)));
+  quietly.attr("__exit__")(py::none(), py::none(), py::none());
+  // NumPy lets integers wrap, version 1 also those of lists, and floats become infinite.
+  if (const int rank = number_rank(to); rank == number_rank(dtype_of(array.dtype()))) {
+    const bool fits = rank == number_rank('i') ? array.attr("__eq__")(numbers).attr("all")().cast<bool>()
+                                               : count_of("isinf", array) == count_of("isinf", numbers);
+    if (!fits) refuse(what, "holds a number out of range for " + std::string(numpy_name(to)));
+  }
   return numbers;
 }
 
@@ -209,10 +205,17 @@ py::array strings_to_array(const TensorView& view) {
 
 void prepare_arrays() {
   py::detail::npy_api::get();
-  numpy_dtypes();
+  auto* const dtypes = new std::array<py::dtype, kDTypes>;
+  for (const NumpyType& type : kNumpyTypes) {
+    const std::string name = type.dtype == DType::kString ? "O" : type.name;
+    (*dtypes)[static_cast<std::size_t>(type.dtype)] = py::dtype(name);
+  }
+  (*dtypes)[static_cast<std::size_t>(DType::kBfloat16)] =
+      py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16"));
+  numpy_dtypes = dtypes;
 }
 
-py::dtype numpy_dtype(DType dtype) { return numpy_dtypes()[static_cast<std::size_t>(dtype)]; }
+py::dtype numpy_dtype(DType dtype) { return (*numpy_dtypes)[static_cast<std::size_t>(dtype)]; }
 
 std::string_view numpy_name(DType dtype) {
   if (dtype == DType::kBfloat16) return "bfloat16";
@@ -235,6 +238,7 @@ DType dtype_of(const py::dtype& dtype) {
 }
 
 ArrayCopy ArrayCopy::from(py::handle value, DType expected, std::string_view what, Casting casting) {
+  const CallsPython calls;
   py::array array = array_of(value, &expected, what, casting);
   ArrayCopy copy;
   copy.view_.dtype = expected;
@@ -273,6 +277,7 @@ ArrayCopy ArrayCopy::from(py::handle value, DType expected, std::string_view wha
 }
 
 BorrowedArray BorrowedArray::from(py::handle value, DType expected, std::string_view what, Casting casting) {
+  const CallsPython calls;
   py::array array = array_of(value, &expected, what, casting);
   BorrowedArray borrowed;
   borrowed.view_.dtype = expected;

@@ -7,8 +7,9 @@ import enum
 import functools
 import inspect
 import threading
+import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -86,55 +87,73 @@ class Kind(enum.Enum):
 class Parameters:
     """The names of a function's parameters, which are those of its inputs."""
 
-    names: tuple[str, ...]
-    optional: frozenset[str]
-    positional_only: tuple[str, ...]
     signature: inspect.Signature
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.signature.parameters)
+
+    @functools.cached_property
+    def optional(self) -> frozenset[str]:
+        """Those with a default."""
+        return self._of(lambda each: each.default is not inspect.Parameter.empty)
+
+    @functools.cached_property
+    def absent_if_none(self) -> frozenset[str]:
+        return self._of(lambda each: each.default is None)
+
+    @functools.cached_property
+    def positional_only(self) -> dict[str, Any]:
+        """Their defaults."""
+        parameters = self.signature.parameters.values()
+        return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.POSITIONAL_ONLY}
+
+    @functools.cached_property
+    def positional(self) -> bool:
+        """Whether all may be given by position."""
+        return not self._of(lambda each: each.kind is inspect.Parameter.KEYWORD_ONLY)
 
     @staticmethod
     def of(function: Callable[..., Any], name: str) -> Parameters:
         """Raises InvalidArgument for a function that cannot be batched."""
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        bodies = (function, type(function).__call__)  # of a function, of an object that is called
+        if any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies):
             raise InvalidArgument(f"{name} is an async function; batch a plain one, and await its predict_async()")
-        if inspect.isgeneratorfunction(function):
+        if any(inspect.isgeneratorfunction(body) for body in bodies):
             raise InvalidArgument(f"{name} is a generator; a batched function returns arrays")
         try:
             signature = inspect.signature(function)
         except ValueError as error:
             raise InvalidArgument(f"{name} has no signature that could be read: {error}") from None
-        parameters = list(signature.parameters.values())
-        for parameter in parameters:
+        for parameter in signature.parameters.values():
             if parameter.kind in NO_NAMES:
                 raise InvalidArgument(f"{name} has {parameter}; its inputs must have names: write its parameters out")
-        if not parameters:
+        if not signature.parameters:
             raise InvalidArgument(f"{name} has no parameters; a batch consists of the rows of its inputs")
-        return Parameters(
-            tuple(each.name for each in parameters),
-            frozenset(each.name for each in parameters if each.default is not inspect.Parameter.empty),
-            tuple(each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_ONLY),
-            signature,
-        )
+        return Parameters(signature)
 
     def bind(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
-        """The inputs of a call; an optional one that is None is left out.  Raises TypeError as the function would."""
-        if not keywords and len(arguments) == len(self.names):
+        """The inputs of a call; one that is None as by default is left out.  Raises TypeError as the function would."""
+        if not keywords and self.positional and len(arguments) == len(self.names):
             inputs = dict(zip(self.names, arguments, strict=True))
         else:
             inputs = self.signature.bind(*arguments, **keywords).arguments
-        if not self.optional:
+        if not self.absent_if_none:
             return inputs
-        return {name: value for name, value in inputs.items() if value is not None or name not in self.optional}
+        return {name: value for name, value in inputs.items() if value is not None or name not in self.absent_if_none}
 
     def without_first(self, name: str) -> Parameters:
         """Those of a method, without its instance.  Raises InvalidArgument if that is all it has."""
-        rest = self.names[1:]
+        rest = list(self.signature.parameters.values())[1:]
         if not rest:
             raise InvalidArgument(f"{name} has no parameters; a batch consists of the rows of its inputs")
-        signature = self.signature.replace(parameters=[self.signature.parameters[each] for each in rest])
-        return Parameters(rest, self.optional - {self.names[0]}, self.positional_only[1:], signature)
+        return Parameters(self.signature.replace(parameters=rest))
 
     def specs(self) -> list[_core.TensorSpec]:
         return [_core.TensorSpec(name, OPEN, None, optional=name in self.optional) for name in self.names]
+
+    def _of(self, condition: Callable[[inspect.Parameter], bool]) -> frozenset[str]:
+        return frozenset(each.name for each in self.signature.parameters.values() if condition(each))
 
 
 class Run:
@@ -153,6 +172,7 @@ class Run:
         self._instance = instance
         self._lock = threading.Lock()
         self.kind: Kind | None = None  # written under _lock, once
+        self._tuple: Callable[[Iterable[NDArray[Any]]], Any] = tuple  # written before `kind`
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         arguments = []
@@ -161,7 +181,8 @@ class Run:
             if instance is None:
                 raise FailedPrecondition(f"the object whose {self._name} was called is gone")
             arguments.append(instance)
-        arguments += [inputs[name] for name in self._positional_only if name in inputs]
+        # No parameter may be left out before one that is given.
+        arguments += [inputs.get(name, default) for name, default in self._positional_only.items()]
         keywords = {name: value for name, value in inputs.items() if name not in self._positional_only}
         return self._named(self._function(*arguments, **keywords))
 
@@ -183,6 +204,7 @@ class Run:
         if self.kind is not kind:
             with self._lock:
                 if self.kind is None:
+                    self._tuple = getattr(type(result), "_make", tuple)  # a named one is made so
                     self.kind = kind
                 elif self.kind is not kind:
                     raise InvalidArgument(
@@ -200,7 +222,7 @@ class Run:
         """The outputs as the function returns them."""
         if self.kind is Kind.DICT:
             return outputs
-        return tuple(outputs.values()) if self.kind is Kind.TUPLE else outputs["output"]
+        return self._tuple(outputs.values()) if self.kind is Kind.TUPLE else outputs["output"]
 
 
 class Batched(Generic[P, R]):
@@ -212,13 +234,15 @@ class Batched(Generic[P, R]):
 
     __name__: str
     __qualname__: str
+    __signature__: inspect.Signature  # of methods, whose function has the instance as well
 
     def __init__(self, function: Callable[P, R], options: BatchingOptions) -> None:
+        self._static = isinstance(function, staticmethod)
         if isinstance(function, staticmethod):
             function = function.__func__
         if not callable(function):
             raise InvalidArgument(f"a {type(function).__name__} cannot be batched; put @batched next to the function")
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())  # what an object that is called has is its own
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.__qualname__ = getattr(function, "__qualname__", self.__name__)
         self._function = function
@@ -227,8 +251,9 @@ class Batched(Generic[P, R]):
         self._instance: object | None = None  # kept while the method is at hand, as a bound method does
         self._run, self._lane = _queue(self.__name__, function, self._parameters, options, None)
         self._lock = threading.Lock()
+        self._closed = False  # guarded by _lock
         # Those of instances by id, since an instance may have an equality of its own; guarded by _lock.
-        self._bound: dict[int, tuple[weakref.ref[Any], Run, Lane]] = {}
+        self._bound: dict[int, tuple[weakref.ref[Any], Parameters, Run, Lane]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the function returns for these rows.  Waits for it.  Raises HeadraceError."""
@@ -258,9 +283,12 @@ class Batched(Generic[P, R]):
 
         False if a run had not returned by then and was left behind.  On a method of a class: for all instances.
         """
+        until = time.monotonic() + timeout
         with self._lock:
-            lanes = [self._lane, *(lane for _, _, lane in self._bound.values())]
-        ended = [lane.close(timeout) for lane in lanes]
+            self._closed = True
+            bound = list(self._bound.values())  # in one step: an instance may go meanwhile, and its entry with it
+        lanes = [self._lane, *(lane for _, _, _, lane in bound)]
+        ended = [lane.close(max(0.0, until - time.monotonic())) for lane in lanes]
         return all(ended)
 
     def served(self) -> ServedModel:
@@ -281,22 +309,22 @@ class Batched(Generic[P, R]):
 
     def __get__(self, instance: Any, owner: type) -> Any:
         """The method of an instance, which has a queue of its own."""
-        if instance is None or self._instance is not None:
+        if instance is None or self._instance is not None or self._static:
             return self
-        run, lane = self._queue_of(instance)
         bound: Batched[Any, Any] = object.__new__(Batched)
         bound.__dict__.update(self.__dict__)
-        bound._parameters = self._parameters.without_first(self.__name__)
         bound._instance = instance
-        bound._run, bound._lane = run, lane
+        bound._parameters, bound._run, bound._lane = self._queue_of(instance)
+        bound.__signature__ = bound._parameters.signature
         bound._bound = {}
         return bound
 
-    def __reduce__(self) -> str:
-        return self.__qualname__  # pickled by name, as functions are
+    def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[object, str]]:
+        """Pickled by name, as functions and methods are."""
+        return self.__qualname__ if self._instance is None else (getattr, (self._instance, self.__name__))
 
     def _wants_instance(self) -> bool:
-        return self._instance is None and self._parameters.names[0] == "self"
+        return self._instance is None and not self._static and self._parameters.names[0] in ("self", "cls")
 
     def _of_first(self, args: tuple[Any, ...]) -> Batched[..., R]:
         if not args:
@@ -304,12 +332,12 @@ class Batched(Generic[P, R]):
         bound: Batched[..., R] = self.__get__(args[0], type(args[0]))
         return bound
 
-    def _queue_of(self, instance: object) -> tuple[Run, Lane]:
+    def _queue_of(self, instance: object) -> tuple[Parameters, Run, Lane]:
         key = id(instance)
         with self._lock:
             found = self._bound.get(key)
             if found is not None and found[0]() is instance:
-                return found[1], found[2]
+                return found[1:]
             try:
                 reference = weakref.ref(instance, lambda _: self._bound.pop(key, None))
             except TypeError:
@@ -319,8 +347,10 @@ class Batched(Generic[P, R]):
                 ) from None
             parameters = self._parameters.without_first(self.__name__)
             run, lane = _queue(self.__name__, self._function, parameters, self._options, reference)
-            self._bound[key] = (reference, run, lane)
-            return run, lane
+            if self._closed:
+                lane.close(0.0)
+            self._bound[key] = (reference, parameters, run, lane)
+            return parameters, run, lane
 
 
 def _queue(

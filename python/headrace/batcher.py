@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from headrace import _core
@@ -14,7 +16,7 @@ from headrace.config import BatchingOptions
 from headrace.errors import Cancelled, FailedPrecondition, HeadraceError, InvalidArgument, NotFound
 from headrace.lane import Lane
 from headrace.model import LoadedModel, LoadedSignature
-from headrace.reply import Outputs, Reply, headrace_error
+from headrace.reply import Outputs, Reply, check_timeout, headrace_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +57,12 @@ class Batcher:
             raise InvalidArgument(
                 f"model is of type {type(model).__name__}; it must be a LoadedModel or one of its signatures"
             )
+        if options is None:
+            options = BatchingOptions()
+        elif not isinstance(options, BatchingOptions):
+            raise InvalidArgument(f"options are of type {type(options).__name__}; they must be BatchingOptions")
         self._signature = model.signature
-        self._lane = Lane("batcher", _serving(model.model, options or BatchingOptions()))
+        self._lane = Lane("batcher", _serving(model.model, options))
 
     @property
     def signature(self) -> _core.Signature:
@@ -110,8 +116,13 @@ class Batcher:
         leaves them open.  `timeout`, in seconds from the end of the block, is the deadline.  What the buffer holds at
         first is undefined.  Raises InvalidArgument, also for inputs of strings.
         """
+        check_timeout(timeout)
         try:
-            native = self._lane.native().reserve(rows, _dict_or_none(shapes), _dict_or_none(dtypes))
+            count = _whole(rows)
+        except TypeError:
+            raise InvalidArgument(f"rows is {rows!r}; it must be a whole number") from None
+        try:
+            native = self._lane.native().reserve(count, _row_shapes(shapes), _numpy_dtypes(dtypes))
         except _core.StatusError as error:
             raise headrace_error(error) from None
         return Slot(native, timeout, lambda reply: self._lane.reply(reply, _same, self))
@@ -164,6 +175,8 @@ class Slot:
             raise NotFound(f'there is no input "{name}"; the slot has {", ".join(self._arrays)}') from None
 
     def __enter__(self) -> Slot:
+        if self._given_up or self._reply is not None:
+            raise FailedPrecondition("the slot's block has ended; reserve another")
         return self
 
     def __exit__(
@@ -213,5 +226,24 @@ def _same(outputs: Outputs) -> Outputs:
     return outputs
 
 
-def _dict_or_none(mapping: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if mapping is None else dict(mapping)
+def _row_shapes(shapes: Mapping[str, Sequence[int]] | None) -> dict[str, list[int]] | None:
+    if shapes is None:
+        return None
+    try:
+        return {name: [_whole(dimension) for dimension in shape] for name, shape in shapes.items()}
+    except (AttributeError, TypeError):
+        raise InvalidArgument(f"shapes is {shapes!r:.100}; it must map names to lists of whole numbers") from None
+
+
+def _numpy_dtypes(dtypes: Mapping[str, DTypeLike] | None) -> dict[str, np.dtype[Any]] | None:
+    if dtypes is None:
+        return None
+    try:
+        return {name: np.dtype(dtype) for name, dtype in dtypes.items()}
+    except (AttributeError, TypeError):
+        raise InvalidArgument(f"dtypes is {dtypes!r:.100}; it must map names to NumPy's dtypes") from None
+
+
+def _whole(number: object) -> int:
+    """A whole number that the core can hold; what is larger is too large whatever it is.  Raises TypeError."""
+    return max(-1, min(operator.index(number), 1 << 62))  # type: ignore[arg-type]  # that is what it checks

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Engine:
     """
 
     def __init__(self) -> None:
+        if _ending.is_set():
+            raise FailedPrecondition("the process is ending")  # its threads could not run any more
         self._process = os.getpid()
         self._timer = _core.Timer()
         self._router = _core.Router()
@@ -168,8 +171,9 @@ def _add_lane(
     return native.add_lane(signature, lane_options, runner, pinner), lines
 
 
-# Those that the end of the process must close.
+# Those that the end of the process must close, and whether it has begun.
 _open_engines: set[Engine] = set()
+_ending = threading.Event()
 
 
 @atexit.register
@@ -179,7 +183,8 @@ def _close_at_exit() -> None:
     From then on no thread may come back from native code: an interpreter that is finalizing would abort the process.
     """
     join_until = time.monotonic() + EXIT_JOIN_S
-    engines = [engine for engine in _open_engines if engine._process == os.getpid()]
+    _ending.set()
+    engines = [engine for engine in list(_open_engines) if engine._process == os.getpid()]  # others may still close
     for engine in engines:
         engine._stop(0.0, join_s=max(0.0, join_until - time.monotonic()))
     _core.forbid_gil()

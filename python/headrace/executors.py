@@ -64,27 +64,52 @@ class PythonExecutors:
                 names, outputs = list(outputs), list(outputs.values())
             else:
                 names = None
-            _check_rows(batch, outputs, names)
+            self._check_rows(batch, outputs, names)
             batch.finish(outputs, names)
         except BaseException as error:  # noqa: BLE001  whatever a function raises, its requests get an answer
-            if isinstance(error, (HeadraceError, _core.StatusError)):
-                batch.fail(*_answer(error))
-            else:
+            has_code = issubclass(type(error), (HeadraceError, _core.StatusError))
+            batch.fail(*_answer(error), cause=None if has_code else error)
+            if not has_code:
                 self._complain(name, error)
-                batch.fail(*_answer(error), cause=error)
+
+    def _check_rows(self, batch: _core.Batch, outputs: Sequence[NDArray[Any]], names: Sequence[str] | None) -> None:
+        """Raises InvalidArgument if there is another number of outputs, or of rows in one, than there must be."""
+        signature = batch.lane.signature
+        if names is None:
+            what = f"{self._model.name}/{signature.name}"
+            names = [spec.name for spec in signature.outputs]
+        else:
+            what = self._model.name  # a function of that name
+        if len(outputs) != len(names):
+            raise InvalidArgument(f"{what} returned {len(outputs)} outputs; it has {len(names)}")
+        # A model that runs a request alone need not give its outputs a batch dimension.
+        with_rows = [value.ndim > 0 for value in batch.inputs.values()]
+        if not any(with_rows) or (signature.outputs and not (batch.lane.options.batched and all(with_rows))):
+            return
+        for output_name, output in zip(names, outputs, strict=True):
+            shape = np.shape(output)
+            if shape[:1] != (batch.rows,):
+                got = f"{shape[0]} rows" if shape else "a scalar"
+                raise InvalidArgument(
+                    f'{what} returned {got} for output "{output_name}"; its inputs have {batch.rows} rows'
+                )
 
     def _complain(self, name: str, error: BaseException) -> None:
         """Logs the first exception with its traceback, which clients do not see."""
-        if not self._complained:
-            self._complained = True
+        if self._complained:
+            return
+        self._complained = True
+        try:
             logger.error("%s/%s raised:", self._model.name, name, exc_info=error)
+        except BaseException:  # noqa: BLE001, S110  code of the function's author, too: the exception's, and the log's
+            pass
 
 
 def _answer(error: BaseException) -> tuple[Code, str]:
     """The code and the message that clients get: never OK, always UTF-8, whatever the exception makes of itself."""
     code = Code.UNKNOWN
     try:
-        if isinstance(error, (HeadraceError, _core.StatusError)):
+        if issubclass(type(error), (HeadraceError, _core.StatusError)):
             code = Code(error.code)
             message = str(error.message)
         else:
@@ -92,22 +117,3 @@ def _answer(error: BaseException) -> tuple[Code, str]:
     except BaseException:  # noqa: BLE001  code of the function's author, too
         message = type(error).__name__
     return (Code.UNKNOWN if code == Code.OK else code), message.encode(errors="backslashreplace").decode()
-
-
-def _check_rows(batch: _core.Batch, outputs: Sequence[NDArray[Any]], names: Sequence[str] | None) -> None:
-    """Raises InvalidArgument if there is another number of outputs, or of rows in one, than there must be."""
-    lane = batch.lane
-    if names is None:
-        names = [spec.name for spec in lane.signature.outputs]
-    if len(outputs) != len(names):
-        raise InvalidArgument(f"{lane.signature.name} returned {len(outputs)} outputs; it has {len(names)}")
-    inputs = batch.inputs.values()
-    if not lane.options.batched or any(value.ndim == 0 for value in inputs):
-        return  # runs alone, and its outputs need not have a batch dimension
-    for output_name, output in zip(names, outputs, strict=True):
-        shape = np.shape(output)
-        if shape[:1] != (batch.rows,):
-            got = f"{shape[0]} rows" if shape else "a scalar"
-            raise InvalidArgument(
-                f'{lane.signature.name} returned {got} for output "{output_name}"; its inputs have {batch.rows} rows'
-            )

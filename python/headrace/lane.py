@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any
 
 from headrace import _core
-from headrace.engine import Engine, ServedModel
-from headrace.errors import InvalidArgument, Unavailable
-from headrace.reply import Callbacks, Outputs, Reply, headrace_error, outputs_of, wait_in_loop
+from headrace.engine import LEAVE_S, Engine, ServedModel
+from headrace.errors import FailedPrecondition, InvalidArgument, Unavailable
+from headrace.executors import PythonExecutors
+from headrace.reply import Callbacks, Outputs, Reply, check_timeout, headrace_error, outputs_of, wait_in_loop
 
 
 class Lane:
@@ -31,6 +32,7 @@ class Lane:
         self._native: _core.Lane | None = None  # written under _lock
         self._served: ServedModel | None = None  # guarded by _lock
         self._engine: Engine | None = None  # guarded by _lock
+        self._executors: PythonExecutors | None = None  # written under _lock; None: native ones
         self._closed = False  # guarded by _lock
         self._callbacks = Callbacks()
         self._dropped: weakref.finalize[[Engine, Callbacks], Lane] | None = None
@@ -50,6 +52,7 @@ class Lane:
                 self._engine = engine
                 self._dropped = weakref.finalize(self, _close_dropped, engine, self._callbacks)
                 self._dropped.atexit = False  # the engine sees to the end of the process
+                self._executors = self._served.executors
                 [self._native] = self._served.lanes.values()
             return self._served
 
@@ -63,38 +66,45 @@ class Lane:
     def predict(self, inputs: Mapping[str, Any], timeout: float | None, *, cast: bool) -> Outputs:
         """Waits for the outputs.  Raises HeadraceError."""
         inputs = _checked(inputs, timeout)
+        lane = self.native()
+        self._check_may_wait()
         try:
-            return self.native().predict(inputs, timeout, cast)
+            return lane.predict(inputs, timeout, bool(cast))
         except _core.StatusError as error:
             raise headrace_error(error) from error.cause
 
     async def predict_async(self, inputs: Mapping[str, Any], timeout: float | None, *, cast: bool) -> Outputs:
         """The same in an event loop."""
-        native = self.submit_native(inputs, timeout, cast=cast)
-        await wait_in_loop(native)
+        lane = self.native()
+        self._check_may_wait()
+        native = _submit(lane, inputs, timeout, cast=cast, announce=False)
+        await wait_in_loop(native, lane)
         return outputs_of(native)
 
     def submit_native(self, inputs: Mapping[str, Any], timeout: float | None, *, cast: bool) -> _core.Reply:
         """Queues a request.  Raises HeadraceError if it is refused."""
-        inputs = _checked(inputs, timeout)
-        try:
-            return self.native().submit(inputs, timeout, cast)
-        except _core.StatusError as error:
-            raise headrace_error(error) from error.cause
+        return _submit(self.native(), inputs, timeout, cast=cast, announce=True)
 
     def reply(self, native: _core.Reply, convert: Callable[[Outputs], Any], owner: object) -> Reply[Any]:
         """The public reply; it keeps `owner`."""
-        return Reply(native, convert, self._callbacks, owner)
+        return Reply(native, convert, self._callbacks, self._check_may_wait, owner)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the first use.  Raises Unavailable once it is closed."""
-        return self.native().stats()
+        try:
+            return self.native().stats()
+        except _core.StatusError as error:  # in a forked child
+            raise headrace_error(error) from None
 
     def close(self, timeout: float) -> bool:
         """Refuses new requests, answers what was accepted within `timeout` seconds and the rest with UNAVAILABLE.
 
-        False if something had to be left behind.  May be called again.
+        False if something had to be left behind.  May be called again, which returns at once, and by callbacks and runs
+        of its own; such a run and what waits behind it get UNAVAILABLE.
         """
+        if timeout is None:
+            raise InvalidArgument("timeout is None; it must be seconds")
+        check_timeout(timeout)
         with self._lock:
             self._closed = True
             self._native = None
@@ -104,20 +114,39 @@ class Lane:
                 self._dropped.detach()
         if engine is None:
             return True
+        if self._is_own_run():
+            timeout = 0.0  # the run that calls it would wait for itself
+        until = time.monotonic() + timeout
         ended = engine.close(timeout)
-        self._callbacks.close()
-        return ended
+        return self._callbacks.close(max(LEAVE_S, until - time.monotonic())) and ended
+
+    def _is_own_run(self) -> bool:
+        return self._executors is not None and self._executors.is_current()
+
+    def _check_may_wait(self) -> None:
+        """Raises FailedPrecondition where an executor would wait for itself."""
+        if self._is_own_run():
+            raise FailedPrecondition(f"the {self._what} would wait for itself: its own executor calls it")
 
 
 def _close_dropped(engine: Engine, callbacks: Callbacks) -> None:
     engine.close(0.0)
-    callbacks.close()
+    callbacks.close(0.0)
+
+
+def _submit(
+    lane: _core.Lane, inputs: Mapping[str, Any], timeout: float | None, *, cast: bool, announce: bool
+) -> _core.Reply:
+    inputs = _checked(inputs, timeout)
+    try:
+        return lane.submit(inputs, timeout, bool(cast), announce)
+    except _core.StatusError as error:
+        raise headrace_error(error) from error.cause
 
 
 def _checked(inputs: object, timeout: object) -> dict[str, Any]:
     """The inputs as the core takes them.  Raises InvalidArgument."""
-    if timeout is not None and not isinstance(timeout, Real):
-        raise InvalidArgument(f"timeout is {timeout!r}; it must be seconds or None")
+    check_timeout(timeout)
     if isinstance(inputs, dict):
         return inputs
     if not isinstance(inputs, Mapping):

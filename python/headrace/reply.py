@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import select
 import threading
 import weakref
@@ -18,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from numpy.typing import NDArray
 
 from headrace import _core
-from headrace.errors import HeadraceError, from_status
+from headrace.errors import HeadraceError, InvalidArgument, from_status
 
 logger = logging.getLogger("headrace")
 
@@ -40,6 +41,16 @@ def outputs_of(native: _core.Reply) -> Outputs:
         raise headrace_error(error) from error.cause
 
 
+def check_timeout(timeout: object) -> None:
+    """Raises InvalidArgument unless it is a number of seconds, or None."""
+    if timeout is None:
+        return
+    try:
+        math.isnan(timeout)  # type: ignore[arg-type]  # whatever is or converts to a float
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"timeout is {timeout!r:.50}; it must be seconds or None") from None
+
+
 class Reply(Generic[R]):
     """The promise of one answer, with the methods of concurrent.futures.Future.
 
@@ -47,11 +58,17 @@ class Reply(Generic[R]):
     """
 
     def __init__(
-        self, native: _core.Reply, convert: Callable[[Outputs], R], callbacks: Callbacks, owner: object
+        self,
+        native: _core.Reply,
+        convert: Callable[[Outputs], R],
+        callbacks: Callbacks,
+        check_may_wait: Callable[[], None],
+        owner: object,
     ) -> None:
         self._native = native
         self._convert = convert
         self._callbacks = callbacks
+        self._check_may_wait = check_may_wait  # raises FailedPrecondition
         self._owner = owner  # who drops the Batcher still gets the answer
         self._lock = threading.Lock()
         self._waiting: list[Callable[[Reply[R]], object]] | None = None  # guarded by _lock; None: nobody watches yet
@@ -86,16 +103,21 @@ class Reply(Generic[R]):
 
         One that waits is taken out of the queue.  One that runs cannot be interrupted; its result is dropped.
         """
-        return self._native.cancel()
+        try:
+            return self._native.cancel()
+        except _core.StatusError as error:
+            raise headrace_error(error) from None
 
     def add_done_callback(self, function: Callable[[Reply[R]], object]) -> None:
         """Calls `function(reply)` once it is answered: now, if it is, else on a thread of the Batcher's own.
 
         What `function` raises is logged.
         """
+        if not callable(function):
+            raise InvalidArgument(f"a callback is called; got {function!r}")
         with self._lock:
             watched = self._waiting is not None
-            if not self._native.done():
+            if not self._is_answered(0.0):
                 if self._waiting is None:
                     self._waiting = []
                 self._waiting.append(function)
@@ -105,8 +127,17 @@ class Reply(Generic[R]):
         _call(function, self)
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._native.wait(timeout):
+        check_timeout(timeout)
+        if not self._is_answered(0.0):
+            self._check_may_wait()
+        if not self._is_answered(timeout):
             raise TimeoutError(f"no answer within {timeout} s; the request goes on")
+
+    def _is_answered(self, timeout: float | None) -> bool:
+        try:
+            return self._native.wait(timeout)
+        except _core.StatusError as error:  # in a forked child
+            raise headrace_error(error) from None
 
     def _call_waiting(self) -> None:
         with self._lock:
@@ -118,7 +149,9 @@ class Reply(Generic[R]):
 def _call(function: Callable[[Reply[R]], object], reply: Reply[R]) -> None:
     try:
         function(reply)
-    except Exception:
+    except KeyboardInterrupt:  # of whoever called, not of the callback
+        raise
+    except BaseException:  # SystemExit would end the thread, and with it the callbacks of others
         logger.exception("a callback of a reply raised:")
 
 
@@ -140,23 +173,27 @@ class Callbacks:
             if self._closed:
                 return False
             if self._queue is None:
-                self._queue = _core.ReplyQueue()
-                self._thread = threading.Thread(
-                    target=_run_callbacks, args=(self._queue,), name="headrace-callbacks", daemon=True
-                )
-                self._thread.start()
+                queue = _core.ReplyQueue()
+                thread = threading.Thread(target=_run_callbacks, args=(queue,), name="headrace-callbacks", daemon=True)
+                thread.start()
+                self._queue, self._thread = queue, thread
             self._queue.watch(native, call)
             return True
 
-    def close(self) -> None:
-        """Runs what is left and ends the thread.  Call it when every reply is answered."""
+    def close(self, timeout_s: float) -> bool:
+        """Has the thread run what is left and end; whether it has ended within `timeout_s` seconds.
+
+        Call it when every reply is answered.
+        """
         with self._lock:
             self._closed = True
             thread = self._thread
             if self._queue is not None:
                 self._queue.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
 
 def _run_callbacks(queue: _core.ReplyQueue) -> None:
@@ -168,18 +205,32 @@ def _run_callbacks(queue: _core.ReplyQueue) -> None:
             if call is None:
                 return
             call()
+        call = None  # it keeps its reply, and that the Batcher, whose end is this thread's
 
 
 class LoopReplies:
-    """Tells the tasks of one event loop about their replies; the loop wakes up once for a whole batch."""
+    """What the tasks of one event loop queue, and hear of their replies.
+
+    Executors are woken once for all that is queued in one turn of the loop, or when a batch is full, and the loop once
+    for all replies of a batch.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._queue = _core.ReplyQueue()
+        self._to_announce: set[_core.Lane] = set()
         loop.add_reader(self._queue.fileno(), self._deliver)
 
-    def watch(self, native: _core.Reply, answered: asyncio.Future[None]) -> None:
-        """Sets the result of `answered`, a future of this loop, when the reply is answered."""
+    def watch(self, native: _core.Reply, lane: _core.Lane, answered: asyncio.Future[None]) -> None:
+        """Announces the request with those of this turn; sets the result of `answered` when it is answered."""
         self._queue.watch(native, answered)
+        if not self._to_announce:
+            answered.get_loop().call_soon(self._announce)
+        self._to_announce.add(lane)
+
+    def _announce(self) -> None:
+        lanes, self._to_announce = self._to_announce, set()
+        for lane in lanes:
+            lane.announce()
 
     def _deliver(self) -> None:
         for answered in self._queue.take():
@@ -187,21 +238,28 @@ class LoopReplies:
                 answered.set_result(None)
 
 
-_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopReplies] = weakref.WeakKeyDictionary()
+# Only the loop's reader keeps its LoopReplies, whose futures keep the loop: a loop that is closed lets go of all.
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[LoopReplies]] = weakref.WeakKeyDictionary()
 _loops_lock = threading.Lock()
 
 
-async def wait_in_loop(native: _core.Reply) -> None:
-    """Waits for the reply in the running loop.  Cancelling the task cancels the request."""
-    loop = asyncio.get_running_loop()
-    with _loops_lock:
-        replies = _loops.get(loop)
-        if replies is None:
-            replies = _loops[loop] = LoopReplies(loop)
-    answered: asyncio.Future[None] = loop.create_future()
-    replies.watch(native, answered)
+async def wait_in_loop(native: _core.Reply, lane: _core.Lane) -> None:
+    """Waits in the running loop for a request that `lane` has not announced.  Cancelling the task cancels it."""
+    answered = _watch(asyncio.get_running_loop(), native, lane)
     try:
         await answered
-    except asyncio.CancelledError:
+    except BaseException:  # CancelledError, or GeneratorExit where the loop has gone
         native.cancel()
         raise
+
+
+def _watch(loop: asyncio.AbstractEventLoop, native: _core.Reply, lane: _core.Lane) -> asyncio.Future[None]:
+    with _loops_lock:
+        known = _loops.get(loop)
+        replies = known() if known is not None else None
+        if replies is None:
+            replies = LoopReplies(loop)
+            _loops[loop] = weakref.ref(replies)
+    answered: asyncio.Future[None] = loop.create_future()
+    replies.watch(native, lane, answered)
+    return answered

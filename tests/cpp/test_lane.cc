@@ -672,6 +672,50 @@ TEST_F(LaneTest, WakesAnExecutorForTheFirstRequestUnderTheAdaptivePolicy) {
   EXPECT_TRUE(sleeper.was_woken());
 }
 
+TEST_F(LaneTest, WakesNobodyForMoreToComeUntilItIsAnnounced) {
+  make_lane(adaptive(4));
+  const Sleeper sleeper(group_);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(lane_->submit_soon(floats({1, 1})).ok());
+  EXPECT_FALSE(sleeper.was_woken());
+  lane_->announce();
+  EXPECT_TRUE(sleeper.was_woken());
+  EXPECT_EQ(next_rows(), 3);
+}
+
+TEST_F(LaneTest, WakesAnExecutorForMoreToComeOnceABatchIsFull) {
+  make_lane(adaptive(2));
+  const Sleeper sleeper(group_);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(sleeper.was_woken());
+    ASSERT_TRUE(lane_->submit_soon(floats({1, 1})).ok());
+  }
+  EXPECT_TRUE(sleeper.was_woken());
+  EXPECT_EQ(next_rows(), 2);
+}
+
+TEST_F(LaneTest, AnnouncesWithinAMillisecondWhatNobodyAnnounces) {
+  make_lane(adaptive(4));
+  const Sleeper sleeper(group_);
+  const std::int64_t start_ns = now();
+  ASSERT_TRUE(lane_->submit_soon(floats({1, 1})).ok());
+  fire_at(start_ns + kMillisecond - 1);
+  EXPECT_FALSE(sleeper.was_woken());
+  fire_at(start_ns + kMillisecond);
+  EXPECT_TRUE(sleeper.was_woken());
+  EXPECT_EQ(next_rows(), 1);
+}
+
+TEST_F(LaneTest, AnnouncesNothingThatHasAWindow) {
+  make_lane(timeout(2, kSecond));
+  const Sleeper sleeper(group_);
+  ASSERT_TRUE(lane_->submit_soon(floats({1, 1})).ok());
+  lane_->announce();
+  EXPECT_FALSE(sleeper.was_woken());
+  ASSERT_TRUE(lane_->submit_soon(floats({1, 1})).ok());
+  EXPECT_TRUE(sleeper.was_woken());
+  EXPECT_EQ(next_rows(), 2);
+}
+
 TEST_F(LaneTest, WakesAnotherExecutorForWhatABatchLeaves) {
   make_lane(adaptive(2));
   submit_rows(2), submit_rows(1);
@@ -809,7 +853,7 @@ TEST_F(LaneTest, RefusesNewRequestsWhenClosingAndMakesAllThatWaitsEligible) {
   const FakeRequestPtr late = floats({1, 1});
   const Status status = lane_->submit(late);
   EXPECT_EQ(status.code(), Code::kUnavailable);
-  EXPECT_EQ(status.message(), "the server is shutting down");
+  EXPECT_EQ(status.message(), "the model is being closed");
   EXPECT_FALSE(lane_->wait_drained(0));
   std::unique_ptr<Batch> batch = lane_->next();
   ASSERT_NE(batch, nullptr);
@@ -870,7 +914,7 @@ TEST_F(LaneTest, AnswersWhatWaitsAndWhatRunsWhenItIsAbandoned) {
   for (const FakeRequestPtr& request : requests) {
     EXPECT_EQ(request->replies, 1);
     EXPECT_EQ(request->status.code(), Code::kUnavailable);
-    EXPECT_EQ(request->status.message(), "the server was shut down");
+    EXPECT_EQ(request->status.message(), "the model was closed");
   }
   EXPECT_FALSE(lane_->wait_drained(0));
   finish(std::move(running));

@@ -200,10 +200,34 @@ def test_wrong_inputs_are_refused_by_name(call: str, inputs: Any, message: str) 
     assert (raised.value.code, raised.value.message) == (Code.INVALID_ARGUMENT, message)
 
 
+def test_a_name_need_not_be_utf_8() -> None:
+    with lane_of(double) as lane, pytest.raises(_core.StatusError, match=r'there is no input "\\udc80"'):
+        lane.predict({"x": ROW, "\udc80": ROW})
+
+
+@pytest.mark.parametrize("call", ["predict", "submit"])
+def test_an_array_that_is_larger_than_its_memory_is_refused_before_it_is_copied(call: str) -> None:
+    huge = np.broadcast_to(np.float32(0), (1 << 42, 2))
+    with lane_of(double) as lane, pytest.raises(_core.StatusError, match="slab_bytes_max") as raised:
+        getattr(lane, call)({"x": huge})
+    assert raised.value.code == Code.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int8, np.bool_])
 def test_cast_takes_numbers_of_another_type(dtype: Any) -> None:
     with lane_of(double) as lane:
         assert lane.predict({"x": ROW.astype(dtype)}, cast=True)["y"].dtype == np.float32
+
+
+@pytest.mark.parametrize("value", [[[1e300, 1.0]], np.array([[1e300, 1.0]])])
+def test_numbers_do_not_become_infinite(value: Any) -> None:
+    with lane_of(double) as lane, pytest.raises(_core.StatusError, match="out of range for float32"):
+        lane.predict({"x": value}, cast=True)
+
+
+def test_infinite_numbers_stay_so() -> None:
+    with lane_of(double) as lane:
+        assert lane.predict({"x": [[float("inf"), float("nan")]]})["y"].tolist()[0][0] == float("inf")
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,54 @@ assert engine.close(10)
     assert all("fork" in line for line in said)
 
 
+def test_a_child_that_was_forked_among_busy_threads_ends() -> None:
+    ended = run("""
+engine, lane = start(lambda inputs: [inputs["x"]])
+ending = threading.Event()
+
+def call():
+    while not ending.is_set():
+        lane.predict(row)
+
+threads = [threading.Thread(target=call) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+ending.set()
+for thread in threads:
+    thread.join()
+engine.close(30)
+print("all ended")
+""")
+    assert (ended.returncode, ended.stdout) == (0, "all ended\n"), ended.stderr
+
+
+def test_the_process_ends_well_while_numpy_converts_inputs_without_the_gil() -> None:
+    """NumPy gives up the GIL below our frames while it copies; CPython would end the thread there."""
+    for number in range(10):
+        ended = run(f"""
+engine, lane = start(lambda inputs: [inputs["x"]])
+strided = {{"x": np.ones([600, 400, 2], np.float32)[0, :, 0]}}
+
+def call():
+    while True:
+        try:
+            lane.predict(strided)
+            np.ones([2000, 1500]).T.copy()
+        except _core.StatusError:
+            return
+
+for _ in range(6):
+    threading.Thread(target=call, daemon=True).start()
+threading.Event().wait({0.02 * number})
+""")
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_process_ends_well_50_times_under_load() -> None:
     for code in [0, 3] * 25:
         ended = run(f"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -159,6 +160,42 @@ def test_an_exception_that_cannot_tell_what_it_is_stops_no_executor(error: Excep
         assert reply.outputs()["y"].tolist() == [[1.0, 1.0]]
 
 
+def test_a_log_that_raises_costs_no_executor() -> None:
+    def fail(_inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        raise ValueError("no good")
+
+    def refuse(_record: logging.LogRecord) -> bool:
+        raise RuntimeError("no log")
+
+    log = logging.getLogger("headrace")
+    log.addFilter(refuse)
+    try:
+        with serving(fail) as lane:
+            for _ in range(2):
+                assert status(lane.submit(rows(1))) == (Code.UNKNOWN, "ValueError: no good")
+    finally:
+        log.removeFilter(refuse)
+
+
+def test_an_exception_that_lies_about_its_class_costs_no_executor() -> None:
+    class Liar(Exception):
+        @property
+        def __class__(self) -> Any:
+            raise RuntimeError("no class")
+
+        @__class__.setter
+        def __class__(self, _value: Any) -> None: ...
+
+    def fail(_inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        raise Liar
+
+    with serving(fail) as lane:
+        for _ in range(2):
+            code, message = status(lane.submit(rows(1)))
+            assert code == Code.UNKNOWN
+            assert message.startswith("Liar")
+
+
 def test_the_first_exception_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         raise ValueError("no good")
@@ -174,10 +211,10 @@ def test_the_first_exception_is_logged_with_its_traceback(caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ([np.zeros([3, 2], np.float32)], 'serving_default returned 3 rows for output "y"; its inputs have 2 rows'),
-        ([np.float32(0)], 'serving_default returned a scalar for output "y"; its inputs have 2 rows'),
-        ([], "serving_default returned 0 outputs; it has 1"),
-        ([np.zeros([2, 2], np.float32)] * 2, "serving_default returned 2 outputs; it has 1"),
+        ([np.zeros([3, 2], np.float32)], 'f/serving_default returned 3 rows for output "y"; its inputs have 2 rows'),
+        ([np.float32(0)], 'f/serving_default returned a scalar for output "y"; its inputs have 2 rows'),
+        ([], "f/serving_default returned 0 outputs; it has 1"),
+        ([np.zeros([2, 2], np.float32)] * 2, "f/serving_default returned 2 outputs; it has 1"),
     ],
 )
 def test_a_wrong_number_of_rows_or_outputs_is_an_error_that_names_both(answer: Any, message: str) -> None:

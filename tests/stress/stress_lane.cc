@@ -382,7 +382,7 @@ TEST_F(StressLane, AnswersWhatItAcceptedWhenItClosesUnderLoad) {
           const Status status = lanes[random() % 2]->submit(request);
           if (status.ok()) {
             accepted.push_back(std::move(request));
-          } else if (status.message() == "the server is shutting down") {
+          } else if (status.message() == "the model is being closed") {
             break;
           }
           submitted.add(1);
