@@ -124,9 +124,12 @@ test-oldest-tf: wheel  ## the Python tests with the oldest TensorFlow supported
 # --- measurements -----------------------------------------------------------------------------------------------------
 
 bench: build $(VENV)/.installed-bench  ## microbenchmarks; results under bench/results
-	$(python) bench/run.py
+	$(python) -m bench.run
+
+bench-embed: build $(VENV)/.installed-bench  ## the embedding API beside its rivals; results under bench/results
+	$(python) -m bench.embed
 
 clean:  ## remove what was built, keep the environments
 	rm -rf build dist $(VENV)/.headrace
 
-.PHONY: help setup build demo test $(test_stages) format wheel test-wheel test-oldest-tf bench clean
+.PHONY: help setup build demo test $(test_stages) format wheel test-wheel test-oldest-tf bench bench-embed clean

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds and runs the microbenchmarks, keeps what they said and writes the table in bench/README.md from it.
 
-    python bench/run.py                     build, run, keep under bench/results, write the table
-    python bench/run.py --table [FILE]      the table alone, from a kept result (the newest)
+    python -m bench.run                     build, run, keep under bench/results, write the table
+    python -m bench.run --table [FILE]      the table alone, from a kept result (the newest)
 
 Every round runs every program once, so that rivals share whatever else the machine is doing; times are medians over
 the rounds, and ratios are medians of the ratios of each round.
@@ -13,21 +13,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
-README = ROOT / "bench" / "README.md"
-TABLE_BEGIN = "<!-- table: written by run.py -->"
-TABLE_END = "<!-- end of table -->"
+from bench.record import ROOT, keep, newest, where, write_table
 
 SUBJECT = "headrace"
 
@@ -85,11 +79,11 @@ def main() -> int:
         result = keep(run(programs, arguments.rounds, arguments.min_time))
         print(f"kept {result.relative_to(ROOT)}\n")
     elif arguments.table == "newest":
-        result = max(RESULTS.glob("*.json"), key=lambda path: json.loads(path.read_text())["date"])
+        result = newest()
     else:
         result = Path(arguments.table)
     text = table(json.loads(result.read_text()), result.name)
-    write_table(text)
+    write_table(text, "run.py")
     print(text)
     return 0
 
@@ -117,40 +111,7 @@ def run(programs: list[Path], rounds: int, min_time_s: float) -> dict[str, Any]:
             for private in ("executable", "host_name"):  # where it ran is nobody's business
                 outputs[program.name]["context"].pop(private, None)
         said.append(outputs)
-    return {
-        "commit": commit(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpu": cpu(),
-        "cores": len(os.sched_getaffinity(0)),
-        "compiler": first_line(["c++", "--version"]),
-        "rounds": said,
-    }
-
-
-def keep(result: dict[str, Any]) -> Path:
-    """Writes a result under the name that says its commit, CPU and date."""
-    cpu_name = re.sub(r"[^A-Za-z0-9]+", "-", result["cpu"]).strip("-")
-    day = re.sub(r"[^0-9T]", "", result["date"].partition("+")[0])
-    path = RESULTS / f"{result['commit']}.{cpu_name}.{day}.json"
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return path
-
-
-def commit() -> str:
-    """The short hash, with "-modified" where the tree differs from it; "unknown" outside a repository."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--exclude=*", "--dirty=-modified"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return found.stdout.strip() or "unknown"
-
-
-def cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return os.uname().machine
+    return {**where(), "compiler": first_line(["c++", "--version"]), "rounds": said}
 
 
 def first_line(command: list[str]) -> str:
@@ -232,12 +193,6 @@ def ratio(one: Measured, other: Measured) -> float:
 
 def ns(value: float) -> str:
     return f"{value:.1f} ns" if value < 100 else f"{value:,.0f} ns"
-
-
-def write_table(text: str) -> None:
-    before, _, rest = README.read_text().partition(TABLE_BEGIN)
-    _, _, after = rest.partition(TABLE_END)
-    README.write_text(f"{before}{TABLE_BEGIN}\n\n{text}\n\n{TABLE_END}{after}")
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _channel_options(retries: int) -> list[tuple[str, Any]]:
-    if retries not in range(RETRIES_MAX + 1):
+    if not isinstance(retries, int) or not 0 <= retries <= RETRIES_MAX:
         raise InvalidArgument(f"retries is {retries!r}; it must be 0 to {RETRIES_MAX}")
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", -1),

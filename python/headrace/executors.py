@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,8 +110,9 @@ def _answer(error: BaseException) -> tuple[Code, str]:
     code = Code.UNKNOWN
     try:
         if issubclass(type(error), (HeadraceError, _core.StatusError)):
-            code = Code(error.code)
-            message = str(error.message)
+            coded = cast("HeadraceError | _core.StatusError", error)
+            code = Code(coded.code)
+            message = str(coded.message)
         else:
             message = f"{type(error).__name__}: {error}"
     except BaseException:  # noqa: BLE001  code of the function's author, too

@@ -15,6 +15,9 @@ from headrace.errors import FailedPrecondition, InvalidArgument, Unavailable
 from headrace.executors import PythonExecutors
 from headrace.reply import Callbacks, Outputs, Reply, check_timeout, headrace_error, outputs_of, wait_in_loop
 
+# How late a signal may be heard that comes just before a wait begins: Python looks for it only between steps.
+SIGNAL_S = 0.05
+
 
 class Lane:
     """One lane of an engine of its own.  Threads start at the first use, so that it may be made before a fork.
@@ -116,6 +119,19 @@ class Lane:
             return True
         if self._is_own_run():
             timeout = 0.0  # the run that calls it would wait for itself
+        if threading.current_thread() is not threading.main_thread():
+            return self._end(engine, timeout)
+        # On a thread of its own, so that Ctrl-C is heard meanwhile and cuts nothing short.
+        ended: list[bool] = []
+        ending = threading.Thread(
+            target=lambda: ended.append(self._end(engine, timeout)), name="headrace-close", daemon=True
+        )
+        ending.start()
+        while ending.is_alive():
+            ending.join(SIGNAL_S)
+        return ended == [True]
+
+    def _end(self, engine: Engine, timeout: float) -> bool:
         until = time.monotonic() + timeout
         ended = engine.close(timeout)
         return self._callbacks.close(max(LEAVE_S, until - time.monotonic())) and ended

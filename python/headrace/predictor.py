@@ -15,7 +15,14 @@ from google.protobuf.message import DecodeError
 from numpy.typing import ArrayLike, NDArray
 
 from headrace import proto
-from headrace.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, Unimplemented
+from headrace.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ResourceExhausted,
+    Unimplemented,
+)
 from headrace.tensor_proto import NUMPY_DTYPES, array_from, array_of, write_array
 
 # What travels beside a request, such as {"authorization": "Bearer ..."}; the keys are in lower case.
@@ -30,6 +37,9 @@ GET_MODEL_METADATA = f"/{SERVICE}/GetModelMetadata"
 METHODS = (PREDICT, GET_MODEL_METADATA)
 
 MESSAGE_BYTES_MAX = (1 << 31) - 1
+
+# What is longer than gRPC can say is no deadline.
+TIMEOUT_MAX_S = 1e8
 
 METADATA_KEY = re.compile(r"[a-z0-9_.-]+")
 METADATA_TEXT = re.compile(r"[\x20-\x7e]*")
@@ -90,7 +100,9 @@ class Predictor:
         timeout: float | None,
         metadata: Metadata | None,
     ) -> dict[str, NDArray[Any]]:
-        until = None if timeout is None else time.monotonic() + timeout
+        if timeout is not None and not timeout > 0:
+            raise DeadlineExceeded("Deadline Exceeded")  # gRPC's text
+        until = None if timeout is None or timeout > TIMEOUT_MAX_S else time.monotonic() + timeout
         pairs = _pairs(metadata or ())
         dtypes: Dtypes = {}
         if not all(isinstance(value, np.ndarray) for value in inputs.values()):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import select
 import threading
 import weakref
@@ -117,13 +118,10 @@ class Reply(Generic[R]):
             raise InvalidArgument(f"a callback is called; got {function!r}")
         with self._lock:
             watched = self._waiting is not None
-            if not self._is_answered(0.0):
-                if self._waiting is None:
-                    self._waiting = []
-                self._waiting.append(function)
-                if watched or self._callbacks.watch(self._native, self._call_waiting):
-                    return
-                self._waiting.remove(function)  # answered meanwhile, and the thread has ended
+            # Nobody is there to watch any more where it was answered meanwhile.
+            if not self._is_answered(0.0) and (watched or self._callbacks.watch(self._native, self._call_waiting)):
+                self._waiting = [*(self._waiting or []), function]  # before _call_waiting() can have the lock
+                return
         _call(function, self)
 
     def _wait(self, timeout: float | None) -> None:
@@ -243,11 +241,23 @@ _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[LoopRep
 _loops_lock = threading.Lock()
 
 
+def _forget_loops() -> None:
+    """In a forked child: the lock may be held by a thread that stayed with the parent."""
+    global _loops_lock  # noqa: PLW0603
+    _loops_lock = threading.Lock()
+    _loops.clear()
+
+
+os.register_at_fork(after_in_child=_forget_loops)
+
+
 async def wait_in_loop(native: _core.Reply, lane: _core.Lane) -> None:
     """Waits in the running loop for a request that `lane` has not announced.  Cancelling the task cancels it."""
-    answered = _watch(asyncio.get_running_loop(), native, lane)
     try:
-        await answered
+        await _watch(asyncio.get_running_loop(), native, lane)
+    except _core.StatusError as error:  # no file descriptor is left
+        native.cancel()
+        raise headrace_error(error) from None
     except BaseException:  # CancelledError, or GeneratorExit where the loop has gone
         native.cancel()
         raise

@@ -117,10 +117,10 @@ TEST_F(ModelCallers, RunWhereAnExecutorSleepsAndRunsOfThatSizeAreShort) {
 
 TEST_F(ModelCallers, LeaveARunToTheExecutorThatCouldTake50MsOrLongerThanTheyMayWait) {
   Lane& lane = add_lane("a", options(Policy::kAdaptive, 4), runner_);
+  Lane& slow = add_lane("slow", options(Policy::kAdaptive, 4), runner_);
   start_and_measure(lane, 1, 1, 30 * kMillisecond);
   EXPECT_TRUE(runs_in_the_caller(lane, 1, clock_.now_ns() + 40 * kMillisecond));
   EXPECT_FALSE(runs_in_the_caller(lane, 1, clock_.now_ns() + 29 * kMillisecond));
-  Lane& slow = add_lane("slow", options(Policy::kAdaptive, 4), runner_);
   runner_->hold();
   const std::size_t runs = runner_->threads_of_runs().size();
   submit(slow, 3);

@@ -864,24 +864,52 @@ def test_signals_that_are_handled_end_no_wait(waiting: Batcher) -> None:
         ({"rows": 1, "dtypes": {"x": "nonsense"}}, "dtypes is .*; it must map names to NumPy's dtypes"),
     ],
 )
-def test_reserve_says_what_is_wrong_with_its_arguments(half: LoadedModel, arguments: Any, message: str) -> None:
-    with Batcher(half) as batcher, pytest.raises(InvalidArgument, match=message):
-        batcher.reserve(**arguments)
+def test_reserve_says_what_is_wrong_with_its_arguments(half: Batcher, arguments: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        half.reserve(**arguments)
 
 
 @pytest.mark.parametrize("timeout", ["30", 10**400, [1]])
-def test_a_timeout_is_a_number_of_seconds(half: LoadedModel, timeout: Any) -> None:
-    with Batcher(half) as batcher:
-        for call in (
-            lambda: batcher.predict({"x": [1.0]}, timeout=timeout),
-            lambda: batcher.submit({"x": [1.0]}).result(timeout),
-            lambda: batcher.close(timeout),
-        ):
-            with pytest.raises(InvalidArgument, match="timeout is .*; it must be seconds"):
-                call()
-        assert batcher.predict({"x": [1.0]})["y"].tolist() == [2.5]  # it is still open
+def test_a_timeout_is_a_number_of_seconds(half: Batcher, timeout: Any) -> None:
+    for call in (
+        lambda: half.predict({"x": [1.0]}, timeout=timeout),
+        lambda: half.submit({"x": [1.0]}).result(timeout),
+        lambda: half.close(timeout),
+    ):
+        with pytest.raises(InvalidArgument, match=r"timeout is .*; it must be seconds"):
+            call()
+    assert half.predict({"x": [1.0]})["y"].tolist() == [2.5]  # it is still open
 
 
-def test_what_is_no_callback_is_refused(half: LoadedModel) -> None:
-    with Batcher(half) as batcher, pytest.raises(InvalidArgument, match="a callback is called; got 5"):
-        batcher.submit({"x": [1.0]}).add_done_callback(5)  # type: ignore[arg-type]
+def test_what_is_no_callback_is_refused(half: Batcher) -> None:
+    with pytest.raises(InvalidArgument, match="a callback is called; got 5"):
+        half.submit({"x": [1.0]}).add_done_callback(5)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_is_heard_while_a_batcher_closes_and_cuts_nothing_short() -> None:
+    program = """
+import os, signal, sys, threading
+import numpy as np
+import headrace
+
+entered, leave, told = threading.Event(), threading.Event(), threading.Event()
+
+@headrace.batched
+def held(x):
+    entered.set()
+    leave.wait(30)
+    return x
+
+reply = held.submit(np.ones(1))
+reply.add_done_callback(lambda _: told.set())
+entered.wait(30)
+interrupt = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+interrupt.start()
+try:
+    held.close()
+except KeyboardInterrupt:
+    leave.set()
+    print(reply.result(30), told.wait(30))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert ended.stdout == "[1.] True\n"

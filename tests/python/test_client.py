@@ -686,3 +686,9 @@ def test_the_clients_are_imported_in_no_time_and_without_the_engine() -> None:
         return float(done.stdout)
 
     assert min(seconds() for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_that_has_passed_is_not_waited_for(timeout: float) -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(DeadlineExceeded):
+        client.predict("half", {"x": np.ones(1, np.float32)}, timeout=timeout)
