@@ -7,6 +7,7 @@ They are daemon threads, so that a function that never returns keeps no process 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -99,10 +100,8 @@ class PythonExecutors:
         if self._complained:
             return
         self._complained = True
-        try:
+        with contextlib.suppress(BaseException):  # code of the function's author, too: the exception's, and the log's
             logger.error("%s/%s raised:", self._model.name, name, exc_info=error)
-        except BaseException:  # noqa: BLE001, S110  code of the function's author, too: the exception's, and the log's
-            pass
 
 
 def _answer(error: BaseException) -> tuple[Code, str]:
