@@ -77,7 +77,8 @@ class Lane final : public TimerClient {
   // Whether a run of the request alone is short enough to be run by the thread that brings it: where 99 of 100 runs of
   // that size took less than 50 ms, and end before its deadline.  False without a runner, and if it would not run now.
   bool would_run_shortly(const Request& request);
-  // As submit(), but wakes no executor: the caller has borrowed the place of one and calls run_next().
+  // As submit(), but wakes no executor: the caller has borrowed the place of one and calls run_next(), or calls
+  // announce() before it waits.
   [[nodiscard]] Status submit_to_run(const RequestPtr& request);
   // As submit(), for a caller that knows of more to come: wakes an executor when a batch is full, at announce(), or
   // within a millisecond.

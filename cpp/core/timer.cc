@@ -19,6 +19,7 @@ void Timer::start() {
 }
 
 void Timer::stop() {
+  std::lock_guard lock(stop_mutex_);
   if (!thread_.joinable()) return;
   stopping_.store(true);
   wakes_.fetch_add(1);

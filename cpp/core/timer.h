@@ -75,6 +75,7 @@ class Timer {
 
   const Clock& clock_;
   std::thread thread_;
+  std::mutex stop_mutex_;  // two may stop it
   std::atomic<bool> stopping_{false};
 
   std::mutex clients_mutex_;

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace import _core
-from headrace.errors import Code, HeadraceError, InvalidArgument
+from headrace.errors import Code, HeadraceError, InvalidArgument, ResourceExhausted
 
 logger = logging.getLogger("headrace")
 
@@ -38,8 +38,15 @@ class PythonExecutors:
         ]
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        """Raises ResourceExhausted where the system has no more threads; the model is closed then."""
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self._model.close(0.0)  # which ends those that have started
+            raise ResourceExhausted(
+                f"{error}: {len(self._threads)} executor threads were wanted; lower num_batch_threads"
+            ) from None
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the threads of a closed model; whether all have ended within `timeout_s` seconds."""

@@ -31,7 +31,8 @@ class Lane:
     def __init__(self, what: str, serve: Callable[[Engine], ServedModel]) -> None:
         self._what = what  # "batcher": for messages
         self._serve = serve
-        self._lock = threading.Lock()
+        # A signal handler may use or close the lane while its own thread opens or closes it.
+        self._lock = threading.RLock()
         self._native: _core.Lane | None = None  # written under _lock
         self._served: ServedModel | None = None  # guarded by _lock
         self._engine: Engine | None = None  # guarded by _lock
@@ -48,10 +49,14 @@ class Lane:
             if self._served is None:
                 engine = Engine()
                 try:
-                    self._served = self._serve(engine)
+                    served = self._serve(engine)
                 except BaseException:
                     engine.close(0.0)
                     raise
+                if self._was_closed_or_opened():  # by a signal handler, meanwhile
+                    engine.close(0.0)
+                    return self.served()
+                self._served = served
                 self._engine = engine
                 self._dropped = weakref.finalize(self, _close_dropped, engine, self._callbacks)
                 self._dropped.atexit = False  # the engine sees to the end of the process
@@ -135,6 +140,9 @@ class Lane:
         until = time.monotonic() + timeout
         ended = engine.close(timeout)
         return self._callbacks.close(max(LEAVE_S, until - time.monotonic())) and ended
+
+    def _was_closed_or_opened(self) -> bool:
+        return self._closed or self._served is not None
 
     def _is_own_run(self) -> bool:
         return self._executors is not None and self._executors.is_current()

@@ -284,5 +284,16 @@ TEST_F(TimerThread, HasANameAndSleepsWhileNothingIsDue) {
   timer_.remove(&second);
 }
 
+TEST(TimerStop, MayBeCalledByTwoAtOnce) {
+  const SystemClock clock;
+  for (int round = 0; round < 100; ++round) {
+    Timer timer(clock);
+    timer.start();
+    std::thread other([&] { timer.stop(); });
+    timer.stop();
+    other.join();
+  }
+}
+
 }  // namespace
 }  // namespace headrace

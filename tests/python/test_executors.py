@@ -13,7 +13,7 @@ import pytest
 from headrace import _core
 from headrace.config import BatchingOptions
 from headrace.engine import Engine
-from headrace.errors import Code, FailedPrecondition, HeadraceError, Unavailable
+from headrace.errors import Code, FailedPrecondition, HeadraceError, ResourceExhausted, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -253,3 +253,27 @@ def test_a_function_runs_as_many_times_at_once_as_there_are_threads(threads: int
         for i, reply in enumerate(replies):
             assert reply.wait(LIMIT_S)
             assert reply.outputs()["y"].tolist() == [[i, i]]
+
+
+def test_threads_that_cannot_start_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_two(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    engine = Engine()
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    with pytest.raises(ResourceExhausted, match="3 executor threads were wanted; lower num_batch_threads"):
+        engine.add_functions(
+            "f",
+            {"serving_default": (rows_signature(), lambda inputs: [inputs["x"]])},
+            BatchingOptions(num_batch_threads=3),
+        )
+    for thread in started:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+    assert engine.close(LIMIT_S)
