@@ -4,7 +4,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include "bind/bind_bench.h"
 #include "bind/bind_model.h"
+#include "bind/bind_net.h"
 #include "bind/bind_server.h"
 #include "bind/bind_tensorflow.h"
 #include "bind/gil.h"
@@ -21,6 +23,8 @@ PYBIND11_MODULE(_core, module) {
   headrace::register_lane(module);
   headrace::register_model(module);
   headrace::register_server(module);
+  headrace::register_net(module);
+  headrace::register_bench(module);
   module.def("forbid_gil", &headrace::forbid_gil,
              "From now on other threads that come back from native code sleep for ever.");
 }

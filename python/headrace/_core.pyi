@@ -286,3 +286,144 @@ class PredictQueue:
         """(token, code, message, response) of each answered request; clears fileno()."""
     def pending(self) -> int: ...
     def close(self) -> None: ...
+
+@final
+class HandlerCall:
+    """One message of a call to one of GrpcServer's methods.  Answered once; one that is dropped is answered INTERNAL."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def message(self) -> bytes: ...
+    def answer(self, response: bytes) -> None: ...
+    def fail(self, code: int, message: str) -> None:
+        """`code` is one of gRPC's, but not OK."""
+
+@final
+class GrpcServer:
+    """gRPC over HTTP/2 on threads of its own, which run no Python: Predict for the models of `router`, and health.
+
+    `methods` are the paths of those that next_call() hands out, and whether they are streams of messages with one reply
+    to each.  `idle` is in seconds, 0 for ever.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        methods: Mapping[str, bool],
+        *,
+        handler_calls_max: int = 1000,
+        loops: int = 1,
+        message_bytes_max: int = 0x7FFFFFFF,
+        header_bytes_max: int = 16384,
+        streams_max: int = 1024,
+        connections_max: int = 16384,
+        buffered_bytes_max: int = 1073741824,
+        idle: float = 0.0,
+    ) -> None: ...
+    def start(self, host: str, port: int) -> int:
+        """Listens and serves, once; returns the port.  Raises StatusError where it cannot listen."""
+    def refuse(self) -> None:
+        """Answers UNAVAILABLE to every call that comes from now on."""
+    def stop(self, drain: float, send: float) -> bool:
+        """Waits up to `drain` seconds for answers and `send` seconds until clients have them; ends every next_call().
+
+        False if something was not answered in time, which was answered UNAVAILABLE then.
+        """
+    def next_call(self) -> HandlerCall | None:
+        """Waits for a call; None once the server has stopped."""
+    def set_health(self, service: str, serving: int) -> None:
+        """`serving` is a grpc.health.v1 ServingStatus."""
+
+@final
+class LatencyHistogram:
+    """How often each latency was seen, in HdrHistogram's buckets; nanoseconds to 1 to 3 significant digits."""
+
+    def __init__(self, significant_digits: int = 3) -> None: ...
+    def record(self, latency_ns: int) -> None: ...
+    def count(self) -> int: ...
+    def min_ns(self) -> int: ...
+    def max_ns(self) -> int: ...
+    def mean_ns(self) -> float: ...
+    def quantile_ns(self, quantile: float) -> int:
+        """What this share of the latencies, from 0 to 1, did not exceed; 0 where there are none."""
+    def buckets(self) -> list[tuple[int, int, int]]:
+        """(lowest_ns, highest_ns, count) of each bucket that is not empty, in order."""
+
+@final
+class BenchReport:
+    """What a run of BenchClient has measured."""
+
+    @property
+    def by_code(self) -> dict[int, int]:
+        """How many requests ended with each of gRPC's codes."""
+    @property
+    def texts(self) -> dict[int, str]:
+        """The first message of each code but OK, percent-encoded as the server sent it."""
+    @property
+    def latency(self) -> LatencyHistogram:
+        """Of the requests that ended with OK, from the time they were meant to be sent."""
+    @property
+    def lateness(self) -> LatencyHistogram:
+        """How long after that time the requests of an open loop were sent."""
+    @property
+    def slice_ns(self) -> int: ...
+    @property
+    def slices(self) -> list[tuple[int, LatencyHistogram]]:
+        """How many failed, and the latencies of the others, by the time of the answer."""
+    @property
+    def warm_up(self) -> int:
+        """Answered requests that were not measured."""
+    @property
+    def unsent(self) -> int: ...
+    @property
+    def unanswered(self) -> int: ...
+    @property
+    def last_answer_ns(self) -> int:
+        """From the end of the warm-up."""
+    @property
+    def answers(self) -> list[list[tuple[bytes, int]]]:
+        """With keep_answers: the different messages that answered each of those sent, and how often."""
+    @property
+    def answers_dropped(self) -> int: ...
+    @property
+    def status(self) -> tuple[int, str]:
+        """Why the run ended early; code 0 if it did not."""
+
+@final
+class BenchClient:
+    """The load generator: sends `messages` in turn to a unary gRPC method.
+
+    `arrivals_ns`, int64[n] in order from 0 on, makes it an open loop, else `concurrency` requests are under way, for
+    `duration` seconds or until there were so many `requests`.  `timeout` is text for grpc-timeout.  Raises StatusError
+    (INVALID_ARGUMENT) for what does not go together.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: str,
+        path: str,
+        messages: Sequence[bytes],
+        *,
+        connections: int = 1,
+        threads: int = 1,
+        concurrency: int = 1,
+        duration: float | None = None,
+        requests: int | None = None,
+        arrivals_ns: NDArray[Any] | None = None,
+        warm_up: float = 0.0,
+        patience: float = 10.0,
+        timeout: str = "",
+        keep_answers: bool = False,
+    ) -> None: ...
+    def start(self) -> None:
+        """Connects and begins; once.  Raises StatusError (UNAVAILABLE) where there is no such server."""
+    def wait_for(self, limit: float) -> bool:
+        """Waits up to `limit` seconds; whether the run is over."""
+    def stop(self) -> None:
+        """Ends the run; what is under way is abandoned."""
+    def was_progress(self) -> tuple[int, int, int]:
+        """(answered, failed, elapsed_ns), the warm-up included."""
+    def take_report(self) -> BenchReport:
+        """Ends the run, if it is not over; once."""

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from headrace.config import BatchingOptions, Option, ServeOptions, options_of
+from headrace.config import BatchingOptions, GrpcOptions, Option, ServeOptions, options_of
 from headrace.errors import HeadraceError, InvalidArgument
+from headrace.tools.bench_options import BenchOptions
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -33,6 +34,20 @@ Serves a SavedModel as tensorflow.serving.PredictionService over gRPC.
   headrace serve models/digits/1 --port=9000          this version, as model digits
   headrace serve --model_name=digits --model_base_path=/models/digits --port=8500
 """
+
+BENCH_DESCRIPTION = """
+Sends a TensorFlow Serving or Headrace server requests over gRPC and says how it answers them.
+
+  headrace bench localhost:8500 --model_name=digits --concurrency=64 --connections=4     64 at a time
+  headrace bench localhost:8500 --model_name=digits --rate=2000                          2000 per second
+
+Requests are random data for the model's signature, .npz files or messages as they are.  A latency counts from the time
+at which its request was meant to be sent.  Exits with 1 where requests fail or the rate is not held.
+"""
+BENCH_FILES = {
+    "npz": "file with one array for each input: one request, or many of --rows; may be given several times",
+    "message": "file with a request message as it is sent; may be given several times",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.set_defaults(command=_serve)
     serve.add_argument("path", nargs="?", metavar="PATH", help="the model's directory; its name becomes the model's")
-    for owner in (ServeOptions, BatchingOptions):
+    for owner in (ServeOptions, BatchingOptions, GrpcOptions):
         for option in options_of(owner):
             if option.about.flag:
                 _add_flag(serve, option)
@@ -105,6 +120,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(command=_demo)
     demo.add_argument("--keep", action="store_true", help="keep serving the model afterwards, until Ctrl-C")
+
+    bench = commands.add_parser(
+        "bench",
+        help="measure a server under load",
+        description=BENCH_DESCRIPTION,
+        usage="headrace bench HOST:PORT --model_name=NAME [--flag=value ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    bench.set_defaults(command=_bench)
+    bench.add_argument("target", metavar="HOST:PORT", help="the server")
+    for option in options_of(BenchOptions):
+        _add_flag(bench, option)
+    for name, help_text in BENCH_FILES.items():
+        bench.add_argument(f"--{name}", action="append", metavar="FILE", default=argparse.SUPPRESS, help=help_text)
     return parser
 
 
@@ -130,7 +160,8 @@ def _truth(text: str) -> bool:
 
 def _as_argparse_wants(arguments: Sequence[str]) -> list[str]:
     """Underscores for dashes in names, and `--x` as `--x=true` unless true or false follows: it never takes a path."""
-    switches = {o.name for owner in (ServeOptions, BatchingOptions) for o in options_of(owner) if o.type is bool}
+    owners = (ServeOptions, BatchingOptions, GrpcOptions, BenchOptions)
+    switches = {o.name for owner in owners for o in options_of(owner) if o.type is bool}
     wanted = []
     for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         spelt, equals, value = argument.partition("=")
@@ -152,10 +183,10 @@ def _serve(given: dict[str, Any]) -> Callable[[], int]:
         given.setdefault("model_name", _name_of(path))
     if not given.get("model_base_path"):
         raise InvalidArgument("no model to serve: give its directory, as in: headrace serve models/digits")
-    batching = {option.name for option in options_of(BatchingOptions)}
     options = ServeOptions(
-        batching=BatchingOptions(**{name: value for name, value in given.items() if name in batching}),
-        **{name: value for name, value in given.items() if name not in batching},
+        **_given_of(ServeOptions, given),
+        batching=BatchingOptions(**_given_of(BatchingOptions, given)),
+        grpc=GrpcOptions(**_given_of(GrpcOptions, given)),
     )
 
     def run() -> int:
@@ -164,6 +195,11 @@ def _serve(given: dict[str, Any]) -> Callable[[], int]:
         return serve(options)
 
     return run
+
+
+def _given_of(owner: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the options that were given that are the owner's."""
+    return {option.name: given[option.name] for option in options_of(owner) if option.name in given}
 
 
 def _name_of(path: str) -> str:
@@ -177,5 +213,17 @@ def _demo(given: dict[str, Any]) -> Callable[[], int]:
         from headrace.tools import demo
 
         return demo.run(keep=given["keep"])
+
+    return run
+
+
+def _bench(given: dict[str, Any]) -> Callable[[], int]:
+    values: dict[str, Any] = {name: tuple(value) if name in BENCH_FILES else value for name, value in given.items()}
+    options = BenchOptions(**values)
+
+    def run() -> int:
+        from headrace.tools import bench
+
+        return bench.run(options)
 
     return run

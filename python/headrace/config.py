@@ -62,8 +62,8 @@ class Option:
     about: About
 
 
-def options_of(owner: type[BatchingOptions | ServeOptions]) -> tuple[Option, ...]:
-    """The options of a dataclass below, in order."""
+def options_of(owner: type[Any]) -> tuple[Option, ...]:
+    """The options of a dataclass, in order."""
     types = typing.get_type_hints(owner)
     return tuple(
         Option(field.name, _without_none(types[field.name]), field.default, field.metadata["about"])
@@ -77,7 +77,7 @@ def _without_none(hint: Any) -> Any:
     return kinds[0] if kinds else hint
 
 
-def _check(values: BatchingOptions | ServeOptions) -> None:
+def check_options(values: Any) -> None:
     """Raises InvalidArgument for the first option whose value is of another type or outside its limits."""
     for option in options_of(type(values)):
         value = getattr(values, option.name)
@@ -155,7 +155,7 @@ class BatchingOptions:
     log_batches: bool = option(False, "print one line per batch")
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
 
     @property
     def policy(self) -> str:
@@ -209,13 +209,60 @@ class BatchingOptions:
 
 
 @dataclass(frozen=True)
+class GrpcOptions:
+    """What the native transport may take.  Raises InvalidArgument for a value outside its limits.
+
+    grpcio has limits of its own, and these say nothing to it.
+    """
+
+    grpc_loops: int = option(
+        1, "native transport: threads that receive requests and send replies", unit="threads", least=1, most=64
+    )
+    grpc_message_bytes_max: int = option(
+        (1 << 31) - 1, "native transport: largest message", unit="bytes", least=1, most=(1 << 31) - 1
+    )
+    grpc_header_bytes_max: int = option(
+        16 << 10, "native transport: largest header block of a request", unit="bytes", least=1024, most=1 << 20
+    )
+    grpc_streams_max: int = option(
+        1 << 10, "native transport: requests at a time on one connection", unit="requests", least=1, most=1 << 20
+    )
+    grpc_connections_max: int = option(
+        1 << 14, "native transport: connections at a time", unit="connections", least=1, most=1 << 20
+    )
+    grpc_buffered_bytes_max: int = option(
+        1 << 30,
+        "native transport: memory of the messages that are being received and sent; a request that does not fit is"
+        " refused as RESOURCE_EXHAUSTED",
+        unit="bytes",
+        least=4096,
+        most=1 << 50,
+    )
+    grpc_idle_seconds: float = option(
+        0.0,
+        "native transport: a connection without requests is closed after so long",
+        unit="seconds",
+        least=0.0,
+        most=31_536_000.0,
+        default_text="0: never",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
 class ServeOptions:
     """What `headrace serve` serves, and how.  Raises InvalidArgument for a value outside its limits."""
 
     model_base_path: str = option("", "directory of the model: one SavedModel, or numbered versions of it")
     model_name: str = option("default", "name that clients ask for", default_text="default, or PATH's directory name")
     port: int = option(8500, "port for gRPC; 0 takes a free one", least=0, most=65535)
-    grpc_transport: str = option("grpcio", "what serves gRPC", choices=("grpcio",))
+    grpc_transport: str = option(
+        "grpcio",
+        "what serves gRPC: grpcio, Python's gRPC; native: threads of our own, without Python",
+        choices=("grpcio", "native"),
+    )
     executor: str = option(
         "native",
         "native: TensorFlow's C API on native threads; python: TensorFlow's Python package, slower, for comparison",
@@ -236,9 +283,10 @@ class ServeOptions:
         default_text="0: chosen for each signature at start",
     )
     batching: BatchingOptions = BatchingOptions()
+    grpc: GrpcOptions = GrpcOptions()
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
 
 
 def duration_text(micros: float) -> str:

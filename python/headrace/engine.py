@@ -7,7 +7,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from headrace import _core
@@ -171,9 +171,15 @@ def _add_lane(
     return native.add_lane(signature, lane_options, runner, pinner), lines
 
 
-# Those that the end of the process must close, and whether it has begun.
+# What the end of the process must close, and whether it has begun.
+_transports: list[Callable[[], object]] = []
 _open_engines: set[Engine] = set()
 _ending = threading.Event()
+
+
+def at_exit(stop: Callable[[], object]) -> None:
+    """Calls `stop` when the process ends, before the engines are closed."""
+    _transports.append(stop)
 
 
 @atexit.register
@@ -182,8 +188,10 @@ def _close_at_exit() -> None:
 
     From then on no thread may come back from native code: an interpreter that is finalizing would abort the process.
     """
-    join_until = time.monotonic() + EXIT_JOIN_S
     _ending.set()
+    for stop in _transports:
+        stop()
+    join_until = time.monotonic() + EXIT_JOIN_S
     engines = [engine for engine in list(_open_engines) if engine._process == os.getpid()]  # others may still close
     for engine in engines:
         engine._stop(0.0, join_s=max(0.0, join_until - time.monotonic()))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Ask = Callable[[str], Client]
 
 
-@pytest.fixture(scope="session", params=["grpcio"])
+@pytest.fixture(scope="session", params=["grpcio", "native"])
 def transport(request: pytest.FixtureRequest) -> str:
     """Each transport: all of them must answer the same."""
     return str(request.param)

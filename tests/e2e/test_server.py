@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -28,10 +30,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+Serve = Callable[..., Server]
+
 
 @pytest.fixture(scope="module")
 def half(saved_models: Path) -> LoadedModel:
     return load(saved_models / "half_plus_two")
+
+
+@pytest.fixture
+def serve(transport: str) -> Serve:
+    """Makes servers on free ports."""
+    return partial(Server, port=0, grpc_transport=transport)
 
 
 @pytest.fixture
@@ -51,8 +61,8 @@ def clients() -> Iterator[Any]:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_served_under_its_name_in_the_mapping(half: LoadedModel, clients: Any) -> None:
-    with Server({"a": half}, port=0) as server:
+def test_a_model_is_served_under_its_name_in_the_mapping(serve: Serve, half: LoadedModel, clients: Any) -> None:
+    with serve({"a": half}) as server:
         client = clients(server, "a")
         response = client.stub.Predict(client.request({"x": floats([1.0, 2.0])}), timeout=LIMIT_S)
         assert arrays(response)["y"].tolist() == [2.5, 3.0]
@@ -61,23 +71,23 @@ def test_a_model_is_served_under_its_name_in_the_mapping(half: LoadedModel, clie
 
 
 @pytest.mark.parametrize("executor", ["native", "python"])
-def test_both_executors_serve_all_signatures(saved_models: Path, clients: Any, executor: str) -> None:
-    with Server({"several": load(saved_models / "several")}, port=0, executor=executor) as server:
+def test_both_executors_serve_all_signatures(serve: Serve, saved_models: Path, clients: Any, executor: str) -> None:
+    with serve({"several": load(saved_models / "several")}, executor=executor) as server:
         client = clients(server, "several")
         assert client.predict({"i": np.array([2, 0], np.int32)}, "gather")["y"].tolist() == [30.0, 10.0]
         assert client.predict({"word": np.array([b"dog"], object)}, "lookup")["id"].tolist() == [2]
 
 
-def test_the_options_hold_for_the_models(half: LoadedModel, clients: Any) -> None:
-    with Server({"half": half}, port=0, options=BatchingOptions(max_batch_size=2)) as server:
+def test_the_options_hold_for_the_models(serve: Serve, half: LoadedModel, clients: Any) -> None:
+    with serve({"half": half}, options=BatchingOptions(max_batch_size=2)) as server:
         client = clients(server, "half")
         code, text = client.refusal(client.request({"x": floats([1.0, 2.0, 3.0])}))
         assert code is StatusCode.INVALID_ARGUMENT
         assert "2" in text
 
 
-def test_metadata_of_a_model_is_the_model_s_own(half: LoadedModel, clients: Any) -> None:
-    with Server({"a": half}, port=0) as server:
+def test_metadata_of_a_model_is_the_model_s_own(serve: Serve, half: LoadedModel, clients: Any) -> None:
+    with serve({"a": half}) as server:
         signature = signatures(clients(server, "a"))["serving_default"]
         assert signature.inputs["x"].dtype == tf.float32.as_datatype_enum
         assert signature.inputs["x"].name == "serving_default_x:0"
@@ -114,8 +124,8 @@ def shout(text: NDArray[Any]) -> NDArray[Any]:
     return np.array([word.upper() for word in text], object)
 
 
-def test_a_function_s_inputs_are_its_parameters_and_its_output_is_called_output(clients: Any) -> None:
-    with Server({"scale": scale}, port=0) as server:
+def test_a_function_s_inputs_are_its_parameters_and_its_output_is_called_output(serve: Serve, clients: Any) -> None:
+    with serve({"scale": scale}) as server:
         client = clients(server, "scale")
         response = client.stub.Predict(client.request({"x": floats([[1, 2]]), "factor": floats([3])}), timeout=LIMIT_S)
         assert {name: value.tolist() for name, value in arrays(response).items()} == {"output": [[3.0, 6.0]]}
@@ -123,20 +133,20 @@ def test_a_function_s_inputs_are_its_parameters_and_its_output_is_called_output(
         assert response.model_spec.signature_name == "serving_default"
 
 
-def test_the_keys_of_a_dict_are_outputs(clients: Any) -> None:
-    with Server({"moments": moments}, port=0) as server:
+def test_the_keys_of_a_dict_are_outputs(serve: Serve, clients: Any) -> None:
+    with serve({"moments": moments}) as server:
         answer = clients(server, "moments").predict({"x": floats([[1, 2, 3], [4, 4, 7]])})
         assert {name: value.tolist() for name, value in answer.items()} == {"mean": [2, 5], "highest": [3, 7]}
 
 
-def test_the_parts_of_a_tuple_are_numbered_outputs(clients: Any) -> None:
-    with Server({"split": split}, port=0) as server:
+def test_the_parts_of_a_tuple_are_numbered_outputs(serve: Serve, clients: Any) -> None:
+    with serve({"split": split}) as server:
         answer = clients(server, "split").predict({"x": floats([[1, 2, 3]])})
         assert {name: value.tolist() for name, value in answer.items()} == {"output_0": [1], "output_1": [[2, 3]]}
 
 
-def test_a_function_takes_strings_and_whatever_dtypes_come(clients: Any) -> None:
-    with Server({"shout": shout, "double": lambda x: x + x}, port=0) as server:
+def test_a_function_takes_strings_and_whatever_dtypes_come(serve: Serve, clients: Any) -> None:
+    with serve({"shout": shout, "double": lambda x: x + x}) as server:
         words = clients(server, "shout").predict({"text": np.array([b"a", b"bc"], object)})
         assert words["output"].tolist() == [b"A", b"BC"]
         client = clients(server, "double")
@@ -145,8 +155,8 @@ def test_a_function_takes_strings_and_whatever_dtypes_come(clients: Any) -> None
             assert (answer.dtype, answer.tolist()) == (dtype, [[2] * 3] * 2)
 
 
-def test_an_output_filter_holds_for_functions(clients: Any) -> None:
-    with Server({"moments": moments}, port=0) as server:
+def test_an_output_filter_holds_for_functions(serve: Serve, clients: Any) -> None:
+    with serve({"moments": moments}) as server:
         client = clients(server, "moments")
         request = client.request({"x": floats([[1, 2, 3]])})
         request.output_filter.append("mean")
@@ -157,8 +167,8 @@ def fail(x: NDArray[Any]) -> NDArray[Any]:
     raise KeyError(x.tolist())
 
 
-def test_what_is_wrong_with_a_call_of_a_function_is_said(clients: Any) -> None:
-    with Server({"fail": fail, "lose": lambda x: x[1:], "scale": scale}, port=0) as server:
+def test_what_is_wrong_with_a_call_of_a_function_is_said(serve: Serve, clients: Any) -> None:
+    with serve({"fail": fail, "lose": lambda x: x[1:], "scale": scale}) as server:
         client = clients(server, "fail")
         assert client.refusal(client.request({"x": floats([1])})) == (StatusCode.UNKNOWN, "KeyError: [1.0]")
         client = clients(server, "lose")
@@ -174,14 +184,14 @@ def test_what_is_wrong_with_a_call_of_a_function_is_said(clients: Any) -> None:
         assert code is StatusCode.NOT_FOUND
 
 
-def test_metadata_of_a_function_names_its_parameters(clients: Any) -> None:
-    with Server({"scale": scale}, port=0) as server:
+def test_metadata_of_a_function_names_its_parameters(serve: Serve, clients: Any) -> None:
+    with serve({"scale": scale}) as server:
         signature = signatures(clients(server, "scale"))["serving_default"]
         assert sorted(signature.inputs) == ["factor", "x"]
         assert all(spec.tensor_shape.unknown_rank for spec in signature.inputs.values())
 
 
-def test_callers_here_and_over_the_network_share_batches_and_the_executor(clients: Any) -> None:
+def test_callers_here_and_over_the_network_share_batches_and_the_executor(serve: Serve, clients: Any) -> None:
     """The first batch blocks the only executor; what comes meanwhile, from both sides, is the second."""
     entered, leave = threading.Event(), threading.Event()
     batches: list[list[float]] = []
@@ -196,7 +206,7 @@ def test_callers_here_and_over_the_network_share_batches_and_the_executor(client
         inside.release()
         return x
 
-    with Server({"record": record}, port=0) as server, ThreadPoolExecutor(1) as pool:
+    with serve({"record": record}) as server, ThreadPoolExecutor(1) as pool:
         client = clients(server, "record")
         first = pool.submit(client.predict, {"x": floats([0])})
         assert entered.wait(LIMIT_S)
@@ -212,7 +222,9 @@ def test_callers_here_and_over_the_network_share_batches_and_the_executor(client
     record.close()
 
 
-def test_a_function_that_is_late_is_given_up_when_the_server_stops_and_serves_on_here(clients: Any) -> None:
+def test_a_function_that_is_late_is_given_up_when_the_server_stops_and_serves_on_here(
+    serve: Serve, clients: Any
+) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     @batched
@@ -221,7 +233,7 @@ def test_a_function_that_is_late_is_given_up_when_the_server_stops_and_serves_on
         assert leave.wait(LIMIT_S)
         return x
 
-    with Server({"block": block}, port=0) as server:
+    with serve({"block": block}) as server:
         client = clients(server, "block")
         call = client.stub.Predict.future(client.request({"x": floats([1])}), timeout=LIMIT_S)
         assert entered.wait(LIMIT_S)
@@ -238,7 +250,7 @@ def test_a_function_that_is_late_is_given_up_when_the_server_stops_and_serves_on
     block.close()
 
 
-def test_a_function_of_the_server_s_own_that_is_late_is_given_up_and_left_behind(clients: Any) -> None:
+def test_a_function_of_the_server_s_own_that_is_late_is_given_up_and_left_behind(serve: Serve, clients: Any) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def block(x: NDArray[Any]) -> NDArray[Any]:
@@ -246,7 +258,7 @@ def test_a_function_of_the_server_s_own_that_is_late_is_given_up_and_left_behind
         assert leave.wait(LIMIT_S)
         return x
 
-    with Server({"block": block}, port=0) as server:
+    with serve({"block": block}) as server:
         client = clients(server, "block")
         call = client.stub.Predict.future(client.request({"x": floats([1])}), timeout=LIMIT_S)
         assert entered.wait(LIMIT_S)
@@ -263,7 +275,7 @@ def status_within(client: Client, request: Any, timeout: float) -> StatusCode:
     return code
 
 
-def test_requests_of_a_function_are_answered_when_the_server_stops(clients: Any) -> None:
+def test_requests_of_a_function_are_answered_when_the_server_stops(serve: Serve, clients: Any) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     @batched(max_batch_size=1)
@@ -272,7 +284,7 @@ def test_requests_of_a_function_are_answered_when_the_server_stops(clients: Any)
         assert leave.wait(LIMIT_S)
         return x
 
-    with Server({"block": block}, port=0) as server:
+    with serve({"block": block}) as server:
         client = clients(server, "block")
         calls = [client.stub.Predict.future(client.request({"x": floats([i])}), timeout=LIMIT_S) for i in range(3)]
         assert entered.wait(LIMIT_S)
@@ -288,23 +300,23 @@ def test_requests_of_a_function_are_answered_when_the_server_stops(clients: Any)
     block.close()
 
 
-def test_a_function_may_be_in_two_servers_and_beside_a_model(half: LoadedModel, clients: Any) -> None:
+def test_a_function_may_be_in_two_servers_and_beside_a_model(serve: Serve, half: LoadedModel, clients: Any) -> None:
     double = batched(lambda x: x * 2)
-    with Server({"double": double, "half": half}, port=0) as one, Server({"twice": double}, port=0) as other:
+    with serve({"double": double, "half": half}) as one, serve({"twice": double}) as other:
         assert clients(one, "half").predict({"x": floats([1])})["y"].tolist() == [2.5]
         assert clients(one, "double").predict({"x": floats([1])})["output"].tolist() == [2]
         assert clients(other, "twice").predict({"x": floats([1])})["output"].tolist() == [2]
     double.close()
 
 
-def test_a_function_may_stop_its_own_server(clients: Any) -> None:
+def test_a_function_may_stop_its_own_server(serve: Serve, clients: Any) -> None:
     servers: list[Server] = []
 
     def stop(x: NDArray[Any]) -> NDArray[Any]:
         servers[0].stop()
         return x
 
-    with Server({"stop": stop}, port=0) as server:
+    with serve({"stop": stop}) as server:
         servers.append(server)
         assert clients(server, "stop").predict({"x": floats([1])})["output"].tolist() == [1]
         assert server.wait(LIMIT_S)

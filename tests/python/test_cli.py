@@ -11,13 +11,18 @@ import pytest
 import headrace.server.serve
 import headrace.tools.demo
 from headrace import cli
-from headrace.config import BatchingOptions, ServeOptions, options_of
+from headrace.config import BatchingOptions, GrpcOptions, ServeOptions, options_of
 from headrace.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FLAGS = [option for owner in (ServeOptions, BatchingOptions) for option in options_of(owner) if option.about.flag]
+FLAGS = [
+    option
+    for owner in (ServeOptions, BatchingOptions, GrpcOptions)
+    for option in options_of(owner)
+    if option.about.flag
+]
 
 
 @pytest.fixture

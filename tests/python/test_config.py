@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from headrace.config import BatchingOptions, Option, ServeOptions, duration_text, options_of
+from headrace.config import BatchingOptions, GrpcOptions, Option, ServeOptions, duration_text, options_of
 from headrace.errors import InvalidArgument
 
-ALL_OPTIONS = [(owner, option) for owner in (BatchingOptions, ServeOptions) for option in options_of(owner)]
+ALL_OPTIONS = [
+    (owner, option) for owner in (BatchingOptions, GrpcOptions, ServeOptions) for option in options_of(owner)
+]
 
 
 @pytest.mark.parametrize(("owner", "option"), ALL_OPTIONS, ids=[option.name for _, option in ALL_OPTIONS])
 def test_every_option_says_what_it_is_and_checks_its_limits(
-    owner: type[BatchingOptions | ServeOptions], option: Option
+    owner: type[BatchingOptions | GrpcOptions | ServeOptions], option: Option
 ) -> None:
     assert option.about.help
     assert option.default is not None or option.about.default, "None needs words"

@@ -43,6 +43,15 @@ def half(saved_models: Path) -> LoadedModel:
     return load(saved_models / "half_plus_two")
 
 
+@pytest.fixture(autouse=True, params=["grpcio", "native"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each transport: what serves gRPC where a test does not say it."""
+    defaults = Server.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "grpc_transport", request.param)
+    return str(request.param)
+
+
 @pytest.fixture
 def server(half: LoadedModel) -> Iterator[Server]:
     """As a user's fixture would be."""
@@ -174,7 +183,7 @@ def test_a_port_that_is_taken_at_the_last_moment_is_said(half: LoadedModel, monk
             Server({"half": half}, port=port).start()
 
 
-@pytest.mark.parametrize("step", ["headrace.engine.Engine.add", "headrace.server.grpc_server.GrpcServer.__init__"])
+@pytest.mark.parametrize("step", ["engine.Engine.add", "server.server.control_services"])
 def test_a_failure_while_it_starts_is_raised_and_leaves_nothing(
     half: LoadedModel, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -183,7 +192,7 @@ def test_a_failure_while_it_starts_is_raised_and_leaves_nothing(
 
     server = Server({"double": double, "half": half}, port=0)
     with monkeypatch.context() as patched:
-        patched.setattr(step, fail)
+        patched.setattr(f"headrace.{step}", fail)
         with pytest.raises(MemoryError, match="no more"):
             server.start()
     assert server.wait(0.0)
@@ -206,7 +215,9 @@ def test_what_cannot_be_served_is_said(models: Any, said: str) -> None:
         Server(models)
 
 
-@pytest.mark.parametrize("options", [{"port": -1}, {"port": 65536}, {"port": "8500"}, {"executor": "other"}])
+@pytest.mark.parametrize(
+    "options", [{"port": -1}, {"port": 65536}, {"port": "8500"}, {"executor": "other"}, {"grpc_transport": "x"}]
+)
 def test_a_bad_option_is_said(options: Any) -> None:
     [name] = options
     with pytest.raises(InvalidArgument, match=f"^{name} is "):
@@ -518,7 +529,7 @@ from headrace.client import Client
 from headrace.errors import FailedPrecondition
 from headrace.server.server import Server
 
-server = Server({"half": headrace.model.load(sys.argv[1])}, port=0)
+server = Server({"half": headrace.model.load(sys.argv[1])}, port=0, grpc_transport=sys.argv[2])
 server.start()
 
 def ask():
@@ -529,9 +540,9 @@ ask()
 """
 
 
-def output(saved_models: Path, program: str) -> str:
+def output(saved_models: Path, transport: str, program: str) -> str:
     """What the program prints; it must end well and within the limit."""
-    command = [sys.executable, "-c", PROGRAM + program, str(saved_models / "half_plus_two")]
+    command = [sys.executable, "-c", PROGRAM + program, str(saved_models / "half_plus_two"), transport]
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=env)
     assert ended.returncode == 0, ended.stderr
@@ -539,16 +550,16 @@ def output(saved_models: Path, program: str) -> str:
     return ended.stdout
 
 
-def test_a_process_may_end_without_stopping_it(saved_models: Path) -> None:
-    assert output(saved_models, "") == "[2.5]\n"
+def test_a_process_may_end_without_stopping_it(saved_models: Path, transport: str) -> None:
+    assert output(saved_models, transport, "") == "[2.5]\n"
 
 
-def test_a_process_may_end_while_it_is_waited_for(saved_models: Path) -> None:
+def test_a_process_may_end_while_it_is_waited_for(saved_models: Path, transport: str) -> None:
     program = "waiter = threading.Thread(target=server.wait, daemon=True)\nwaiter.start()\n"
-    assert output(saved_models, program) == "[2.5]\n"
+    assert output(saved_models, transport, program) == "[2.5]\n"
 
 
-def test_a_forked_child_has_no_server_and_the_parent_keeps_its_own(saved_models: Path) -> None:
+def test_a_forked_child_has_no_server_and_the_parent_keeps_its_own(saved_models: Path, transport: str) -> None:
     program = """
 import warnings
 warnings.simplefilter("ignore")
@@ -568,4 +579,4 @@ assert status == 0, status
 ask()
 assert server.stop()
 """
-    assert output(saved_models, program) == "[2.5]\n[2.5]\n"
+    assert output(saved_models, transport, program) == "[2.5]\n[2.5]\n"

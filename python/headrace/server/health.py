@@ -36,13 +36,13 @@ class Health:
     """Who is being served.  NOT_SERVING until serve(), and for good after stop()."""
 
     def __init__(self, services: Iterable[str]) -> None:
-        self._services = ["", *services]
+        self.services = ("", *services)
         self._servicer = health.HealthServicer()
-        for service in self._services:
+        for service in self.services:
             self._servicer.set(service, NOT_SERVING)
 
     def serve(self) -> None:
-        for service in self._services:
+        for service in self.services:
             self._servicer.set(service, SERVING)
 
     def stop(self) -> None:

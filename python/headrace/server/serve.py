@@ -84,7 +84,13 @@ def _start(options: ServeOptions) -> Server:
     from headrace.server.server import Server
 
     server = Server(
-        {loaded.name: loaded}, host=HOST, port=options.port, options=options.batching, executor=options.executor
+        {loaded.name: loaded},
+        host=HOST,
+        port=options.port,
+        options=options.batching,
+        executor=options.executor,
+        grpc_transport=options.grpc_transport,
+        grpc_options=options.grpc,
     )
     server.start()
     return server

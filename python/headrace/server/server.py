@@ -11,12 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace import _core
 from headrace.batched_function import Batched, batched
-from headrace.config import BatchingOptions, ServeOptions
+from headrace.config import BatchingOptions, GrpcOptions, ServeOptions
 from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, InvalidArgument
 from headrace.executors import PythonExecutors
@@ -24,13 +25,15 @@ from headrace.model import LoadedModel
 from headrace.server.grpc_server import GrpcServer
 from headrace.server.health import Health
 from headrace.server.metadata import signature_defs
+from headrace.server.native import NativeServer
 from headrace.server.ports import check_port, listen_address
-from headrace.server.services import PREDICTION_SERVICE, control_services
+from headrace.server.services import PREDICTION_SERVICE, Handler, control_services
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Servable: TypeAlias = LoadedModel | Batched[..., Any] | Callable[..., Any]
+Transport: TypeAlias = Callable[[_core.Router, Mapping[str, Handler], Health], GrpcServer | NativeServer]
 
 logger = logging.getLogger("headrace")
 
@@ -52,6 +55,8 @@ class Server:
 
     `host` and `port` are where it listens; port 0 takes a free one.  `options` are for the LoadedModels and for the
     callables that are not batched yet.  `executor` is "native", or "python" for TensorFlow's Python package.
+    `grpc_transport` is what serves gRPC: "grpcio", or "native" for threads without Python, for which `grpc_options`
+    are.
 
     It installs no signal handlers and sets up no logging: what it has to say goes to the logger "headrace".
 
@@ -69,6 +74,8 @@ class Server:
         port: int = 8500,
         options: BatchingOptions | None = None,
         executor: str = "native",
+        grpc_transport: str = "grpcio",
+        grpc_options: GrpcOptions | None = None,
     ) -> None:
         if not models:
             raise InvalidArgument("no models to serve")
@@ -80,12 +87,13 @@ class Server:
                     f'model "{name}" is of type {type(model).__name__}; it must be a LoadedModel, as load() returns'
                     " them, or a callable"
                 )
-        ServeOptions(port=port, executor=executor)  # checks them
+        ServeOptions(port=port, executor=executor, grpc_transport=grpc_transport)  # checks them
         self._models = dict(models)
         self._host = host
         self._port = port
         self._options = options or BatchingOptions()
         self._executor = executor
+        self._transport = _transport(grpc_transport, grpc_options or GrpcOptions())
         self._process = os.getpid()
         # Over an RLock: a signal handler that calls stop() may have interrupted whoever holds it.
         self._changed = threading.Condition()
@@ -101,7 +109,7 @@ class Server:
         life = _Life(self._changed)
         # A thread of its own for everything between start() and stop(): Ctrl-C in the caller cuts no step short, and
         # a signal handler that calls stop() waits for nothing that it has interrupted.
-        opening = (self._models, self._host, self._port, self._options, self._executor)
+        opening = (self._models, self._host, self._port, self._options, self._executor, self._transport)
         thread = threading.Thread(target=life.live, args=opening, name="headrace-server", daemon=True)
         with self._changed:
             if self._life is not None and self._life.state is not State.STOPPED:
@@ -196,6 +204,12 @@ class Server:
             )
 
 
+def _transport(name: str, options: GrpcOptions) -> Transport:
+    if name == "grpcio":
+        return GrpcServer
+    return partial(NativeServer, options=options)
+
+
 class State(enum.Enum):
     """Where a server is between start() and stop()."""
 
@@ -224,7 +238,7 @@ class _Life:
         self._executors: list[PythonExecutors] = []
         self._wrapped: list[Batched[..., Any]] = []  # ours to close
         self._catalogue: dict[str, dict[int, bytes]] = {}
-        self._grpc: GrpcServer | None = None
+        self._grpc: GrpcServer | NativeServer | None = None
 
     def end(self, timeout_s: float) -> None:
         """Ends it, with `timeout_s` seconds for its answers, unless it is ending already.
@@ -243,7 +257,13 @@ class _Life:
         return any(executors.is_current() for executors in self._executors)
 
     def live(
-        self, models: Mapping[str, Servable], host: str, port: int, options: BatchingOptions, executor: str
+        self,
+        models: Mapping[str, Servable],
+        host: str,
+        port: int,
+        options: BatchingOptions,
+        executor: str,
+        transport: Transport,
     ) -> None:
         """All of it, from the first step to the last."""
         with self._changed:
@@ -256,7 +276,8 @@ class _Life:
                 self._engine = Engine()
                 for name, model in models.items():
                     self._add(self._engine, name, model, options, executor)
-                grpc = GrpcServer(self._engine.router, control_services(self._health, self._catalogue), self._health)
+                control = control_services(self._health, self._catalogue)
+                grpc = transport(self._engine.router, control, self._health)
                 self.port = grpc.start(host, port)
                 self._grpc = grpc
             except BaseException as error:  # noqa: BLE001  start() raises it

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ByteBudget: how much memory the messages of all connections may take together.
+//
+// Thread safety: every function from any thread.  Progress: lock-free.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <string>
+
+#include "core/status.h"
+
+namespace headrace {
+
+class ByteBudget {
+ public:
+  explicit ByteBudget(std::size_t bytes_max) : bytes_max_(bytes_max) {}
+
+  // Whether there was room; what was taken is to be given back.  Relaxed: the counter orders nothing.
+  [[nodiscard]] bool try_take(std::size_t bytes) {
+    const std::size_t before = taken_.fetch_add(bytes, std::memory_order_relaxed);
+    if (before <= bytes_max_ && bytes <= bytes_max_ - before) return true;
+    give_back(bytes);
+    return false;
+  }
+  void give_back(std::size_t bytes) { taken_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+  // What to answer where there was no room.
+  Status refusal(std::size_t bytes) const {
+    return ResourceExhausted("the messages of all connections hold " + std::to_string(was_taken()) +
+                             " bytes, and with " + std::to_string(bytes) + " more they would pass the limit of " +
+                             std::to_string(bytes_max_));
+  }
+
+  std::size_t was_taken() const { return taken_.load(std::memory_order_relaxed); }
+
+ private:
+  const std::size_t bytes_max_;
+  std::atomic<std::size_t> taken_{0};
+};
+
+}  // namespace headrace

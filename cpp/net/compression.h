@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Compression of messages, as grpc-encoding names it.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace headrace {
+
+enum class Encoding { kIdentity, kGzip, kDeflate };
+
+// "identity", "gzip" or "deflate", which is zlib's format; nullopt for anything else.
+std::optional<Encoding> parse_encoding(std::string_view name);
+std::string_view encoding_name(Encoding encoding);
+
+// What the server understands, for grpc-accept-encoding.
+inline constexpr std::string_view kAcceptedEncodings = "identity, deflate, gzip";
+
+// The best of kAcceptedEncodings in a client's grpc-accept-encoding, in the client's order; kIdentity if there is none.
+Encoding choose_encoding(std::string_view accepted);
+
+// RESOURCE_EXHAUSTED as soon as more than `bytes_max` would come out, INTERNAL for what is not so encoded.
+Status inflate(Encoding encoding, std::span<const std::byte> message, std::size_t bytes_max, std::string* out);
+
+Status deflate(Encoding encoding, std::span<const std::byte> message, std::string* out);
+
+}  // namespace headrace

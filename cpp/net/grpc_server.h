@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GrpcServer: gRPC over HTTP/2 on event-loop threads: stages 1, 2, 3 and 8 of a request's path, without Python.
+//
+// Thread safety: every function from any thread, start() and stop() one at a time.
+// Ownership: keeps the router; the handler queue and the health table outlive it.
+// Progress: loops never block but in their poll; a slow client holds up only itself.
+// Invariant: every request that was handed to a lane is answered or cancelled before stop() returns.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "net/handler_queue.h"
+#include "net/health_table.h"
+#include "router.h"
+
+namespace headrace {
+
+struct GrpcServerOptions {
+  int loops = 1;
+  std::size_t message_bytes_max = 0x7FFFFFFF;
+  std::size_t header_bytes_max = 16 << 10;  // of one header block
+  std::uint32_t streams_max = 1 << 10;      // calls at a time on one connection
+  std::size_t connections_max = 1 << 14;
+  std::size_t buffered_bytes_max = std::size_t{1}
+                                   << 30;  // of messages that are being received and sent, of all connections
+  std::int64_t idle_ns = 0;                // a connection without calls is closed after it; 0: never
+};
+
+struct LoopGroup;
+class ServerLoop;
+
+class GrpcServer {
+ public:
+  // Methods that go to `handlers`; all other paths but Predict's and Health's are UNIMPLEMENTED.
+  struct Method {
+    std::string path;
+    bool per_message = false;  // a stream of messages, one reply to each
+  };
+
+  GrpcServer(std::shared_ptr<const Router> router, std::vector<Method> methods, HandlerQueue& handlers,
+             HealthTable& health, const GrpcServerOptions& options);
+  ~GrpcServer();
+
+  // Listens and serves.  `host` is an address; port 0 takes a free one, which `port` then has.
+  Status start(const std::string& host, int* port);
+
+  // Answers UNAVAILABLE to every call that comes from now on; those that came before go on.
+  void refuse();
+
+  // GOAWAY; waits up to `drain_ns` for the calls under way, answers the rest with UNAVAILABLE, gives clients `send_ns`
+  // to receive their answers, and closes everything.  False if something was not answered in time.
+  bool stop(std::int64_t drain_ns, std::int64_t send_ns);
+
+ private:
+  std::unique_ptr<LoopGroup> group_;
+  std::vector<std::unique_ptr<ServerLoop>> loops_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Stages 1 and 8 of 8: what is readable is received, what was answered is sent; in each turn, once for all of it.
+
+#include "net/server_loop.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace headrace {
+namespace {
+
+constexpr std::size_t kReceiveBytes = 256 << 10;
+constexpr int kEventsPerTurn = 256;
+constexpr int kAcceptsPerTurn = 64;
+
+// How long nobody is accepted when the system has no room for a connection.
+constexpr std::int64_t kAcceptAgainNs = 100'000'000;
+
+constexpr std::int64_t kMillisecondNs = 1'000'000;
+
+// Frames that a header block may come in, beside those that a client needs for a block of the largest size.
+constexpr std::size_t kContinuationsMax = 8;
+constexpr std::size_t kHeaderFrameBytes = 16 << 10;
+
+}  // namespace
+
+ServerLoop::ServerLoop(LoopGroup& group) : group_(group), buffer_(kReceiveBytes) {
+  nghttp2_option_new(&http2_options_);
+  nghttp2_option_set_no_auto_window_update(http2_options_, 1);
+  nghttp2_option_set_no_closed_streams(http2_options_, 1);
+  nghttp2_option_set_max_continuations(http2_options_,
+                                       kContinuationsMax + group.options.header_bytes_max / kHeaderFrameBytes);
+  // The connection counts resets itself.
+  nghttp2_option_set_stream_reset_rate_limit(http2_options_, std::numeric_limits<std::uint32_t>::max(),
+                                             std::numeric_limits<std::uint32_t>::max());
+}
+
+ServerLoop::~ServerLoop() {
+  join();
+  connections_.clear();
+  if (inbox_ != nullptr) inbox_->close();
+  nghttp2_option_del(http2_options_);
+}
+
+Status ServerLoop::open() {
+  poller_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
+  Descriptor event(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!poller_ || !event) return ResourceExhausted(std::string("no file descriptor for a loop: ") + strerror(errno));
+  inbox_ = std::make_shared<ReplyInbox>(std::move(event));
+  dispatcher_ = std::make_unique<Dispatcher>(group_, inbox_);
+  epoll_event readable{.events = EPOLLIN, .data = {.ptr = inbox_.get()}};
+  ::epoll_ctl(poller_.fd(), EPOLL_CTL_ADD, inbox_->fileno(), &readable);
+  return {};
+}
+
+void ServerLoop::start(Descriptor listener, std::vector<ServerLoop*> peers) {
+  listener_ = std::move(listener);
+  peers_ = std::move(peers);
+  if (listener_) {
+    epoll_event readable{.events = EPOLLIN, .data = {.ptr = &listener_}};
+    ::epoll_ctl(poller_.fd(), EPOLL_CTL_ADD, listener_.fd(), &readable);
+  }
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "headrace-grpc");
+}
+
+void ServerLoop::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void ServerLoop::run() {
+  sigset_t signals;  // the process's signals are the main thread's
+  sigfillset(&signals);
+  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+  if (group_.options.idle_ns > 0) idle_check_ns_ = after_ns(group_.clock.now_ns(), group_.options.idle_ns);
+  while (phase_ != LoopGroup::Phase::kEnding || !connections_.empty()) turn();
+}
+
+void ServerLoop::turn() {
+  const bool may_sleep = to_send_.empty() && inbox_->try_sleep();
+  epoll_event events[kEventsPerTurn];
+  const int count = ::epoll_wait(poller_.fd(), events, kEventsPerTurn, may_sleep ? poll_wait_ms() : 0);
+  if (may_sleep) inbox_->slept();
+  now_ns_ = group_.clock.now_ns();
+  for (int i = 0; i < count; ++i) {
+    void* const source = events[i].data.ptr;
+    if (source == inbox_.get()) continue;  // it is looked into in every turn
+    if (source == &listener_) {
+      accept();
+      continue;
+    }
+    auto& connection = *static_cast<Http2Connection*>(source);
+    if ((events[i].events & EPOLLOUT) != 0) send_later(connection);
+    if ((events[i].events & ~EPOLLOUT) != 0) connection.receive(buffer_);
+    if (connection.is_closed()) send_later(connection);
+  }
+  dispatcher_->announce();
+  take_inbox();
+  follow_phase();
+  send();
+  serve_time();
+  if (phase_ >= LoopGroup::Phase::kDraining && calls_waiting_ == 0 && !std::exchange(drained_, true))
+    group_.loop_drained();
+}
+
+// How long the poll may last, in milliseconds, until something is due by time; -1: for ever.
+int ServerLoop::poll_wait_ms() {
+  std::int64_t due_ns = std::min(accept_again_ns_, idle_check_ns_);
+  if (phase_ == LoopGroup::Phase::kEnding) due_ns = std::min(due_ns, group_.close_at_ns.load());
+  if (due_ns == kNever) return -1;
+  const std::int64_t wait_ns = std::max<std::int64_t>(0, due_ns - group_.clock.now_ns());
+  return static_cast<int>(std::min<std::int64_t>((wait_ns + kMillisecondNs - 1) / kMillisecondNs, 1'000'000));
+}
+
+// ---- Stage 1: receive -----------------------------------------------------------------------------------------------
+
+void ServerLoop::accept() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    Descriptor socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) stop_accepting_for_now();
+      return;
+    }
+    if (group_.connections.fetch_add(1) >= group_.options.connections_max) {
+      --group_.connections;  // one too many: it is closed at once
+      continue;
+    }
+    const int on = 1;
+    ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    ServerLoop* const peer = peers_[next_peer_++ % peers_.size()];
+    if (peer == this)
+      add_connection(std::move(socket));
+    else
+      peer->adopt(std::move(socket));
+  }
+}
+
+void ServerLoop::stop_accepting_for_now() {
+  ::epoll_ctl(poller_.fd(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
+  accept_again_ns_ = after_ns(now_ns_, kAcceptAgainNs);
+}
+
+void ServerLoop::add_connection(Descriptor socket) {
+  if (phase_ == LoopGroup::Phase::kEnding) {
+    --group_.connections;
+    return;
+  }
+  auto& connection = *connections_.emplace_back(std::make_unique<Http2Connection>(*this, std::move(socket)));
+  connection.position = connections_.size() - 1;
+  connection.polled = EPOLLIN;
+  epoll_event readable{.events = EPOLLIN, .data = {.ptr = &connection}};
+  ::epoll_ctl(poller_.fd(), EPOLL_CTL_ADD, connection.fd(), &readable);
+  if (phase_ == LoopGroup::Phase::kDraining && !connection.is_closed()) connection.announce_shutdown();
+  send_later(connection);
+}
+
+// ---- Stage 8: send --------------------------------------------------------------------------------------------------
+
+void ServerLoop::take_inbox() {
+  inbox_->take(&taken_);
+  for (const RequestPtr& reply : taken_.replies) {
+    Call* call = calls_.find(reply->token);
+    if (call != nullptr && call->state == Call::State::kWaiting && call->request == reply)
+      call->connection->reply(*call);
+  }
+  for (ReplyInbox::Answer& answer : taken_.answers) {
+    Call* call = calls_.find(answer.token);
+    if (call != nullptr && call->state == Call::State::kWaiting)
+      call->connection->answer(*call, answer.status, std::move(answer.response));
+  }
+  for (Descriptor& socket : taken_.sockets) add_connection(std::move(socket));
+  taken_.replies.clear();
+  taken_.answers.clear();
+  taken_.sockets.clear();
+}
+
+void ServerLoop::send_later(Http2Connection& connection) {
+  if (!std::exchange(connection.to_be_sent, true)) to_send_.push_back(&connection);
+}
+
+void ServerLoop::send() {
+  sending_.swap(to_send_);
+  for (Http2Connection* connection : sending_) {
+    connection->to_be_sent = false;
+    const bool again = connection->send();
+    if (connection->is_closed()) {
+      close(*connection);
+      continue;
+    }
+    if (again) send_later(*connection);
+    poll_for(*connection);
+  }
+  sending_.clear();
+}
+
+void ServerLoop::poll_for(Http2Connection& connection) {
+  const std::uint32_t wanted =
+      (connection.wants_to_receive() ? EPOLLIN : 0u) | (connection.wants_to_send() ? EPOLLOUT : 0u);
+  if (wanted == connection.polled) return;
+  connection.polled = wanted;
+  epoll_event event{.events = wanted, .data = {.ptr = &connection}};
+  ::epoll_ctl(poller_.fd(), EPOLL_CTL_MOD, connection.fd(), &event);
+}
+
+void ServerLoop::close(Http2Connection& connection) {
+  // What was sent reaches the client even if it is still sending: closing over unread bytes would reset the connection.
+  ::shutdown(connection.fd(), SHUT_WR);
+  while (::recv(connection.fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT) == static_cast<ssize_t>(buffer_.size()))
+    continue;
+  if (std::exchange(connection.to_be_sent, false)) std::erase(to_send_, &connection);
+  const std::size_t position = connection.position;
+  std::swap(connections_[position], connections_.back());
+  connections_[position]->position = position;
+  connections_.pop_back();
+  --group_.connections;
+}
+
+// What is due by time.
+void ServerLoop::serve_time() {
+  if (accept_again_ns_ <= now_ns_ && listener_) {
+    accept_again_ns_ = kNever;
+    epoll_event readable{.events = EPOLLIN, .data = {.ptr = &listener_}};
+    ::epoll_ctl(poller_.fd(), EPOLL_CTL_ADD, listener_.fd(), &readable);
+  }
+  if (idle_check_ns_ > now_ns_) return;
+  idle_check_ns_ = after_ns(now_ns_, group_.options.idle_ns);
+  for (const auto& connection : connections_) {
+    const std::int64_t since_ns = connection->idle_since_ns();
+    if (since_ns == kNever) continue;
+    const std::int64_t until_ns = after_ns(since_ns, group_.options.idle_ns);
+    if (until_ns <= now_ns_)
+      connection->end();
+    else
+      idle_check_ns_ = std::min(idle_check_ns_, until_ns);
+  }
+}
+
+// ---- Stopping -------------------------------------------------------------------------------------------------------
+
+void ServerLoop::follow_phase() {
+  const LoopGroup::Phase phase = group_.phase.load();
+  if (phase >= LoopGroup::Phase::kDraining && phase_ < LoopGroup::Phase::kDraining) {
+    listener_ = Descriptor();
+    for (const auto& connection : connections_) connection->announce_shutdown();
+  }
+  if (phase == LoopGroup::Phase::kEnding && phase_ != LoopGroup::Phase::kEnding) {
+    if (calls_waiting_ != 0) group_.was_late = true;
+    for (const auto& connection : connections_) connection->end();
+  }
+  phase_ = phase;
+  if (phase_ != LoopGroup::Phase::kEnding || now_ns_ < group_.close_at_ns.load()) return;
+  while (!connections_.empty()) close(*connections_.back());
+}
+
+}  // namespace headrace
