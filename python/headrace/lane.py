@@ -56,12 +56,13 @@ class Lane:
                 if self._was_closed_or_opened():  # by a signal handler, meanwhile
                     engine.close(0.0)
                     return self.served()
-                self._served = served
                 self._engine = engine
                 self._dropped = weakref.finalize(self, _close_dropped, engine, self._callbacks)
                 self._dropped.atexit = False  # the engine sees to the end of the process
-                self._executors = self._served.executors
-                [self._native] = self._served.lanes.values()
+                self._executors = served.executors
+                [self._native] = served.lanes.values()
+                self._served = served
+                return served
             return self._served
 
     def native(self) -> _core.Lane:

@@ -496,29 +496,3 @@ assert in_child(child) == 0
 print(asyncio.run(f.predict_async(row)).tolist())
 """)
     assert (ended.stdout, ended.stderr) == ("[3.0]\n[2.0]\n", "")
-
-
-def test_a_signal_handler_may_use_and_close_what_is_being_opened() -> None:
-    """Wherever the main thread is between its first use and its end."""
-    ended = run("""
-import signal, time
-
-def handle(*_):
-    try:
-        f(row)
-        f.close()
-    except headrace.HeadraceError:
-        pass
-
-signal.signal(signal.SIGALRM, handle)
-for number in range(40):
-    f = headrace.batched(lambda x: x * 2)
-    signal.setitimer(signal.ITIMER_REAL, 0.00002 * (number + 1))
-    try:
-        f(row)
-    except headrace.HeadraceError:
-        pass
-    f.close()
-print("well")
-""")
-    assert (ended.returncode, ended.stdout) == (0, "well\n"), ended.stderr
