@@ -149,7 +149,7 @@ void ServerLoop::accept() {
 }
 
 void ServerLoop::stop_accepting_for_now() {
-  ::epoll_ctl(poller_.fd(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
+  stop_polling(listener_.fd());
   accept_again_ns_ = after_ns(now_ns_, kAcceptAgainNs);
 }
 
@@ -215,11 +215,15 @@ void ServerLoop::poll_for(Http2Connection& connection) {
   ::epoll_ctl(poller_.fd(), EPOLL_CTL_MOD, connection.fd(), &event);
 }
 
+// Before a descriptor is closed: a process that was forked off still has it, and would keep its events coming.
+void ServerLoop::stop_polling(int fd) { ::epoll_ctl(poller_.fd(), EPOLL_CTL_DEL, fd, nullptr); }
+
 void ServerLoop::close(Http2Connection& connection) {
   // What was sent reaches the client even if it is still sending: closing over unread bytes would reset the connection.
   ::shutdown(connection.fd(), SHUT_WR);
   while (::recv(connection.fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT) == static_cast<ssize_t>(buffer_.size()))
     continue;
+  stop_polling(connection.fd());
   if (std::exchange(connection.to_be_sent, false)) std::erase(to_send_, &connection);
   const std::size_t position = connection.position;
   std::swap(connections_[position], connections_.back());
@@ -253,6 +257,7 @@ void ServerLoop::serve_time() {
 void ServerLoop::follow_phase() {
   const LoopGroup::Phase phase = group_.phase.load();
   if (phase >= LoopGroup::Phase::kDraining && phase_ < LoopGroup::Phase::kDraining) {
+    if (listener_) stop_polling(listener_.fd());
     listener_ = Descriptor();
     for (const auto& connection : connections_) connection->announce_shutdown();
   }

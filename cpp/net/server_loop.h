@@ -66,6 +66,7 @@ class ServerLoop {
   void follow_phase();
   void send();
   void poll_for(Http2Connection& connection);
+  void stop_polling(int fd);
   void close(Http2Connection& connection);
   void serve_time();
 
