@@ -580,3 +580,28 @@ ask()
 assert server.stop()
 """
     assert output(saved_models, transport, program) == "[2.5]\n[2.5]\n"
+
+
+def test_a_forked_child_that_lives_on_keeps_nothing_of_what_the_parent_closes(
+    saved_models: Path, transport: str
+) -> None:
+    program = """
+import warnings
+warnings.simplefilter("ignore")
+reader, writer = os.pipe()
+with Client(server.grpc_address) as client:
+    client.predict("half", {"x": np.ones([1], np.float32)}, timeout=30)
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+# The child has the connection's descriptor too, and then the listening socket's.
+for _ in range(20):
+    ask()
+assert server.stop()
+os.close(writer)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+"""
+    assert output(saved_models, transport, program) == "[2.5]\n" * 21

@@ -39,14 +39,22 @@ def serve(options: ServeOptions) -> int:
     """
     _set_up_process()
     with StopSignals() as signals:
-        starting = signals.run(lambda: _start(options), "headrace-start")
+        loading = signals.run(lambda: _load(options), "headrace-load")
         told_to_stop = False
-        while not starting.done():
+        while not loading.done():
             told_to_stop = signals.wait()
-            if told_to_stop and not starting.done():
+            if told_to_stop and not loading.done():
                 logger.info("stopped while starting")
                 _exit_now(0)
-        server = starting.result()
+        server = loading.result()
+        starting = signals.run(server.start, "headrace-start")
+        while not starting.done():
+            # Clients may have found it before this thread hears of it: from here on it is stopped as one that serves.
+            if signals.wait():
+                if told_to_stop:
+                    _stop_by_second_signal()
+                told_to_stop = True
+        starting.result()
         interval = IntervalLog(server.lanes())
         while not told_to_stop and not signals.wait(LOG_INTERVAL_S):
             for line in interval.lines():
@@ -55,8 +63,7 @@ def serve(options: ServeOptions) -> int:
         stopping = signals.run(lambda: server.stop(DRAIN_S), "headrace-stop")
         while not stopping.done():
             if signals.wait() and not stopping.done():
-                logger.info("stopped by a second signal")
-                _exit_now(1)
+                _stop_by_second_signal()
         if not stopping.result():
             logger.error("stopped: a run that had not returned after %.0f s was left behind", DRAIN_S)
             _exit_now(1)
@@ -64,8 +71,8 @@ def serve(options: ServeOptions) -> int:
     return 0
 
 
-def _start(options: ServeOptions) -> Server:
-    """A server of the model, which serves it once this returns."""
+def _load(options: ServeOptions) -> Server:
+    """A server of the model, which is to be started."""
     check_port(HOST, options.port, option="--port")
     # Much of loading a model is reading TensorFlow's library from disk: import the server meanwhile.
     importing = threading.Thread(target=importlib.import_module, args=(SERVER,), daemon=True)
@@ -83,7 +90,7 @@ def _start(options: ServeOptions) -> Server:
     importing.join()
     from headrace.server.server import Server
 
-    server = Server(
+    return Server(
         {loaded.name: loaded},
         host=HOST,
         port=options.port,
@@ -92,8 +99,6 @@ def _start(options: ServeOptions) -> Server:
         grpc_transport=options.grpc_transport,
         grpc_options=options.grpc,
     )
-    server.start()
-    return server
 
 
 def _set_up_process() -> None:
@@ -107,6 +112,11 @@ def _set_up_process() -> None:
     # What the libraries have to say of a taken port or a missing GPU, we say in one line.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def _stop_by_second_signal() -> NoReturn:
+    logger.info("stopped by a second signal")
+    _exit_now(1)
 
 
 def _exit_now(code: int) -> NoReturn:
