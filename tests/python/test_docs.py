@@ -29,7 +29,7 @@ PRINTED = {
     "batcher.predict(": r"\[\d\] \[\[[\d.e -]+\s+[\d.e -]+\]\]\n",
     "embed.predict_async(": r"100\n\(1, 16\)\n",
     "headrace.Server(": r"\[\[[\d.e -]+\s+[\d.e -]+\]\]\n\[\[2\. 2\. 2\.\]\]\n",
-    "localhost:8500": r"(?s).*outputs \{.*\n",
+    "localhost:8500": r"(?s)(outputs \{.*model_spec \{.*|model_spec \{.*outputs \{.*)\n",
 }
 
 
