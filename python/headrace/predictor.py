@@ -23,7 +23,7 @@ from headrace.errors import (
     ResourceExhausted,
     Unimplemented,
 )
-from headrace.tensor_proto import NUMPY_DTYPES, array_from, array_of, write_array
+from headrace.tensor_proto import SERVED_DTYPES, array_from, array_of, write_array
 
 # What travels beside a request, such as {"authorization": "Bearer ..."}; the keys are in lower case.
 Metadata = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
@@ -201,4 +201,4 @@ def _dtypes_in(answer: bytes, target: Target) -> Dtypes:
     except DecodeError:
         raise Internal("the server's answer is no GetModelMetadataResponse") from None
     inputs = definitions[target.signature_name or "serving_default"].inputs
-    return {name: inputs[name].dtype for name in inputs if inputs[name].dtype in NUMPY_DTYPES}
+    return {name: inputs[name].dtype for name in inputs if inputs[name].dtype in SERVED_DTYPES}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headrace import _core
 from headrace.errors import HeadraceError
 from headrace.saved_model import ServingGraph
-from headrace.tensor_proto import NUMPY_DTYPES
+from headrace.tensor_proto import numpy_dtype
 
 # Arrays by input name.
 Rows = Mapping[str, NDArray[Any]]
@@ -146,7 +146,7 @@ def probe_rows(signature: _core.Signature) -> list[Rows]:
 
 def _made_up(spec: _core.TensorSpec, random: np.random.Generator) -> NDArray[Any]:
     shape = [1] if spec.shape is None else [1 if dim < 0 else dim for dim in spec.shape]
-    dtype = np.dtype(NUMPY_DTYPES[spec.dtype])
+    dtype = numpy_dtype(spec.dtype)
     if dtype == np.object_:
         return np.full(shape, b"", dtype)
     if dtype.kind in "iub":

@@ -9,34 +9,36 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InvalidArgument
 
-# By tensorflow.DataType's number.
-NUMPY_DTYPES: dict[int, Any] = {
-    1: np.float32,
-    2: np.float64,
-    3: np.int32,
-    4: np.uint8,
-    5: np.int16,
-    6: np.int8,
-    7: np.object_,
-    8: np.complex64,
-    9: np.int64,
-    10: np.bool_,
-    14: ml_dtypes.bfloat16,
-    17: np.uint16,
-    18: np.complex128,
-    19: np.float16,
-    22: np.uint32,
-    23: np.uint64,
-}
-
 STRING = 7
-NUMBERS = {np.dtype(made): number for number, made in NUMPY_DTYPES.items() if number != STRING}
+BFLOAT16 = 14
+
+# By tensorflow.DataType's number: all that NumPy has of its own.
+_OWN_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.float32),
+    2: np.dtype(np.float64),
+    3: np.dtype(np.int32),
+    4: np.dtype(np.uint8),
+    5: np.dtype(np.int16),
+    6: np.dtype(np.int8),
+    STRING: np.dtype(np.object_),
+    8: np.dtype(np.complex64),
+    9: np.dtype(np.int64),
+    10: np.dtype(np.bool_),
+    17: np.dtype(np.uint16),
+    18: np.dtype(np.complex128),
+    19: np.dtype(np.float16),
+    22: np.dtype(np.uint32),
+    23: np.dtype(np.uint64),
+}
+_OWN_NUMBERS = {dtype: number for number, dtype in _OWN_DTYPES.items() if number != STRING}
+
+# The numbers of the dtypes that are served.
+SERVED_DTYPES = tuple(sorted({*_OWN_DTYPES, BFLOAT16}))
 
 # What NumPy has for text: bytes, str, objects and, since version 2, strings of any length.
 TEXT_KINDS = "SUOT"
@@ -62,18 +64,28 @@ VALUE_FIELDS: dict[int, tuple[str, Any]] = {
 }
 
 
+def numpy_dtype(number: int) -> np.dtype[Any]:
+    """NumPy's dtype of a tensorflow.DataType that is one of SERVED_DTYPES; strings are objects."""
+    if number != BFLOAT16:
+        return _OWN_DTYPES[number]
+    import ml_dtypes  # not above: it takes longer to import than the rest of a client, and few need it
+
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
 def array_of(tensor: Any) -> NDArray[Any]:
     """A TensorProto's array: contiguous, writable and the caller's own; strings are objects of type bytes.
 
     A list of values that is too short goes on with its last one, an empty one with zeros; what is too much is left out.
     Raises ValueError for a dtype that is not served, or content that is not of the tensor's size.
     """
-    if tensor.dtype not in NUMPY_DTYPES:
+    if tensor.dtype not in SERVED_DTYPES:
         raise ValueError(f"dtype {tensor.dtype} is not served")
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     if min(shape, default=0) < 0:
         raise ValueError(f"shape {shape} is negative")
-    array = np.empty(shape, NUMPY_DTYPES[tensor.dtype])
+    array = np.empty(shape, numpy_dtype(tensor.dtype))
     if array.size == 0:
         return array  # whatever the values are
     flat = array.reshape(-1)
@@ -103,7 +115,7 @@ def write_array(array: NDArray[Any], tensor: Any, what: str) -> None:
         for index, element in enumerate(array.reshape(-1).tolist()):
             tensor.string_val.append(_characters(element, index, what))
     else:
-        tensor.tensor_content = array.astype(NUMPY_DTYPES[number], copy=False).tobytes()
+        tensor.tensor_content = array.astype(numpy_dtype(number), copy=False).tobytes()
 
 
 def array_from(value: Any, dtype: int | None, what: str) -> NDArray[Any]:
@@ -122,7 +134,7 @@ def array_from(value: Any, dtype: int | None, what: str) -> NDArray[Any]:
             return np.asarray(value, np.object_) if array.dtype.kind in TEXT_KINDS else array
     except (ValueError, TypeError, OverflowError) as error:  # ragged lists, numbers out of range
         raise InvalidArgument(f"{what}: {error}") from None
-    wanted = np.dtype(NUMPY_DTYPES[dtype])
+    wanted = numpy_dtype(dtype)
     if array.size != 0 and not 0 <= _rank(array.dtype) <= _rank(wanted):
         raise InvalidArgument(f"{what}: got {array.dtype}, the signature wants {wanted}")
     numbers = array.astype(wanted)
@@ -135,12 +147,14 @@ def dtype_number(dtype: np.dtype[Any]) -> int | None:
     """tensorflow.DataType's number of NumPy's dtype, in whatever byte order; None if there is none."""
     if dtype.kind in TEXT_KINDS:
         return STRING
-    return NUMBERS.get(dtype.newbyteorder("="))
+    if dtype.name == "bfloat16":
+        return BFLOAT16
+    return _OWN_NUMBERS.get(dtype.newbyteorder("="))
 
 
 def _rank(dtype: np.dtype[Any]) -> int:
     """The place among Python's numbers, bool first; -1 for what is no number."""
-    if dtype == ml_dtypes.bfloat16:
+    if dtype.name == "bfloat16":
         return 2
     return {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(dtype.kind, -1)
 
@@ -159,7 +173,7 @@ def _characters(element: Any, index: int, what: str) -> bytes:
 def _content(content: bytes, dtype: int, size: int) -> Any:
     """The values in tensor_content; of strings all lengths as varints, then all bytes."""
     if dtype != STRING:
-        made = np.dtype(NUMPY_DTYPES[dtype])
+        made = numpy_dtype(dtype)
         if len(content) != size * made.itemsize:
             raise ValueError(f"tensor_content of {len(content)} bytes is not {size} times {made}")
         return np.frombuffer(content, made)
@@ -193,7 +207,7 @@ def _listed(tensor: Any) -> Any:
     if tensor.dtype == STRING:
         return list(listed)
     values = np.array(listed, listed_as)
-    made = np.dtype(NUMPY_DTYPES[tensor.dtype])
+    made = numpy_dtype(tensor.dtype)
     if field == "half_val":
         return values.astype(np.uint16).view(made)
     if made.kind == "c":

@@ -38,7 +38,7 @@ from headrace.errors import (
 )
 from headrace.model import LoadedModel
 from headrace.reply import Reply
-from headrace.tensor_proto import NUMPY_DTYPES
+from headrace.tensor_proto import numpy_dtype
 from tests.models import DTYPES
 from tests.process import count_files, count_threads, resident_bytes
 
@@ -236,7 +236,7 @@ def test_arrays_may_change_once_a_task_waits(waiting: Batcher) -> None:
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "string"])
 def test_every_dtype_comes_back_as_it_went(load: Load, dtype: str) -> None:
-    kind = NUMPY_DTYPES[load("dtypes").signatures[dtype].signature.inputs[0].dtype]
+    kind = numpy_dtype(load("dtypes").signatures[dtype].signature.inputs[0].dtype)
     x = np.array([[0, 1, 1], [1, 0, 0]]).astype(kind)
     with Batcher(load("dtypes").signatures[dtype]) as batcher:
         y = batcher.predict({"x": x})["y"]

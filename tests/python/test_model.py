@@ -25,7 +25,7 @@ from headrace.engine import Engine
 from headrace.errors import Code, FailedPrecondition, HeadraceError, InvalidArgument
 from headrace.model import LoadedModel
 from headrace.recorded import WARMUP_FILE
-from headrace.tensor_proto import NUMPY_DTYPES
+from headrace.tensor_proto import SERVED_DTYPES
 from tests.models import DTYPES
 
 ANSWER_S = 30.0
@@ -91,7 +91,7 @@ def test_every_dtype_arrives_as_it_left(serve: Callable[..., Lanes], dtype: str)
 
 def test_a_model_has_a_signature_for_every_dtype_that_is_served(load: Callable[[str], LoadedModel]) -> None:
     dtypes = {found.signature.inputs[0].dtype for found in load("dtypes").signatures.values()}
-    assert dtypes == set(NUMPY_DTYPES)
+    assert dtypes == set(SERVED_DTYPES)
 
 
 def test_a_tensorflow_1_export_is_served(serve: Callable[..., Lanes]) -> None:

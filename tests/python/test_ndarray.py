@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from headrace import _core
 from headrace.config import BatchingOptions
 from headrace.errors import Code
-from headrace.tensor_proto import NUMPY_DTYPES
+from headrace.tensor_proto import SERVED_DTYPES, numpy_dtype
 
 FLOAT, DOUBLE, INT32, UINT8, STRING, COMPLEX64, INT64, BOOL, BFLOAT16 = 1, 2, 3, 4, 7, 8, 9, 10, 14
-NUMBERS = [dtype for dtype in NUMPY_DTYPES if dtype != STRING]
+NUMBERS = [dtype for dtype in SERVED_DTYPES if dtype != STRING]
 ANSWER_S = 30.0
 
 
@@ -73,7 +73,7 @@ def echoing() -> Iterator[Echo]:
 
 
 def numbers(dtype: int) -> NDArray[Any]:
-    return np.arange(24).reshape(2, 3, 4).astype(NUMPY_DTYPES[dtype])
+    return np.arange(24).reshape(2, 3, 4).astype(numpy_dtype(dtype))
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
@@ -133,7 +133,7 @@ def test_strings_come_as_bytes_or_text_and_go_as_bytes(echo: Echo, value: Any, b
 )
 def test_lists_take_the_signatures_dtype(echo: Echo, value: list[Any], dtype: int) -> None:
     back = echo.send(value, dtype)
-    assert back.dtype == NUMPY_DTYPES[dtype]
+    assert back.dtype == numpy_dtype(dtype)
     assert back.tolist() == value
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from headrace import _core, proto
 from headrace.errors import Internal, InvalidArgument, Unavailable, from_status
 from headrace.predictor import GET_MODEL_METADATA, PREDICT, Target
-from headrace.tensor_proto import NUMPY_DTYPES, STRING, array_of, write_array
+from headrace.tensor_proto import SERVED_DTYPES, STRING, array_of, numpy_dtype, write_array
 from headrace.tools.bench_options import BenchOptions
 
 # Requests with random data are sent in turn; more of them would be no different.
@@ -151,9 +150,9 @@ def _random_messages(inputs: Sequence[InputSpec], options: BenchOptions) -> list
 def random_array(spec: InputSpec, options: BenchOptions, random: np.random.Generator) -> NDArray[Any]:
     """Of the input's dtype and shape: floats from 0 to 1, integers from 0 to 9 (uint8: to 255), strings of 8 letters."""
     shape = _shape(spec, options)
-    if spec.dtype not in NUMPY_DTYPES:
+    if spec.dtype not in SERVED_DTYPES:
         raise InvalidArgument(f'input "{spec.name}" takes any dtype or one that is not served; give --npz=FILE')
-    dtype = np.dtype(NUMPY_DTYPES[spec.dtype])
+    dtype = numpy_dtype(spec.dtype)
     if spec.dtype == STRING:
         letters = random.integers(ord("a"), ord("z") + 1, size=(*shape, 8), dtype=np.uint8)
         return letters.view("S8").reshape(shape).astype(np.object_)
@@ -228,6 +227,8 @@ def _arrays_near(array: NDArray[Any], wanted: NDArray[Any], tolerance: float) ->
         return False
     if array.dtype.kind not in "fcV" or array.size == 0:
         return bool(np.array_equal(array, wanted))
+    import ml_dtypes  # not above: it takes long to import
+
     eps = float(ml_dtypes.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
     tolerance = max(tolerance, 4 * eps)
     wide = np.complex128 if array.dtype.kind == "c" else np.float64
