@@ -46,8 +46,8 @@ constexpr std::array<NumpyType, 15> kNumpyTypes = {{
 
 constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::kUint64) + 1;
 
-// By DType's number; made with the module, and kept for ever.
-const std::array<py::dtype, kDTypes>* numpy_dtypes = nullptr;
+// By DType's number; made with the module, bfloat16 when it is first asked for, and kept for ever.  Guarded by the GIL.
+std::array<py::dtype, kDTypes>* numpy_dtypes = nullptr;
 
 bool is_text(char kind) { return kind == 'O' || kind == 'S' || kind == 'U' || kind == 'T'; }
 
@@ -210,12 +210,17 @@ void prepare_arrays() {
     const std::string name = type.dtype == DType::kString ? "O" : type.name;
     (*dtypes)[static_cast<std::size_t>(type.dtype)] = py::dtype(name);
   }
-  (*dtypes)[static_cast<std::size_t>(DType::kBfloat16)] =
-      py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16"));
   numpy_dtypes = dtypes;
 }
 
-py::dtype numpy_dtype(DType dtype) { return (*numpy_dtypes)[static_cast<std::size_t>(dtype)]; }
+py::dtype numpy_dtype(DType dtype) {
+  py::dtype& known = (*numpy_dtypes)[static_cast<std::size_t>(dtype)];
+  if (!known) {  // bfloat16: its package takes longer to import than all else that a server needs
+    const CallsPython calls;
+    known = py::dtype::from_args(py::module_::import("ml_dtypes").attr("bfloat16"));
+  }
+  return known;
+}
 
 std::string_view numpy_name(DType dtype) {
   if (dtype == DType::kBfloat16) return "bfloat16";

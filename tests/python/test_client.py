@@ -673,7 +673,7 @@ begin = time.perf_counter()
 import headrace
 headrace.Client, headrace.AsyncClient
 seconds = time.perf_counter() - begin
-heavy = {"tensorflow", "headrace._core", "headrace.engine", "headrace.model", "headrace.probe"} & set(sys.modules)
+heavy = {"tensorflow", "ml_dtypes", "headrace._core", "headrace.engine", "headrace.model"} & set(sys.modules)
 assert not heavy, heavy
 print(seconds)
 """

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,3 +100,19 @@ def test_options_out_of_range_are_named(changed: dict[str, Any], text: str) -> N
     with pytest.raises(_core.StatusError, match=text) as refused:
         options(**changed)
     assert refused.value.code == Code.INVALID_ARGUMENT
+
+
+def test_the_package_of_bfloat16_is_imported_when_one_comes() -> None:
+    program = """
+import sys
+from headrace import _core
+assert "ml_dtypes" not in sys.modules
+model = _core.Model("model", 1, _core.Timer())
+spec = _core.TensorSpec("x", 14, [-1])
+lane = model.add_lane(_core.Signature("s", [spec], [_core.TensorSpec("y", 14, [-1])]), _core.LaneOptions(
+    max_batch_size=8, batch_timeout_micros=0, max_enqueued_batches=4, policy="adaptive", batched=True,
+    slab_bytes_max=1 << 20, waiting_bytes_max=1 << 20))
+lane.submit({"x": [1.5, 2]})
+assert "ml_dtypes" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

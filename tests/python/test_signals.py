@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -58,3 +60,10 @@ def test_the_handlers_of_before_are_there_again_afterwards() -> None:
     with StopSignals():
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_server_hears_signals_before_it_imports_what_takes_long() -> None:
+    program = (
+        "import sys, headrace.cli, headrace.server.serve; assert not {'numpy', 'headrace._core'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`headrace serve`: load, serve, log, drain."""
+"""`headrace serve`: load, serve, log, drain.
+
+What takes long to import is imported once signals are heard.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from headrace.config import ServeOptions
-from headrace.metrics import IntervalLog
 from headrace.server.ports import check_port
 from headrace.server.signals import StopSignals
 
@@ -55,6 +57,8 @@ def serve(options: ServeOptions) -> int:
                     _stop_by_second_signal()
                 told_to_stop = True
         starting.result()
+        from headrace.metrics import IntervalLog
+
         interval = IntervalLog(server.lanes())
         while not told_to_stop and not signals.wait(LOG_INTERVAL_S):
             for line in interval.lines():
