@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ByteBudget: how much memory the messages of all connections may take together.
+// ByteBudget: how much memory the messages of all connections may take together, and what is kept of it for the next.
 //
-// Thread safety: every function from any thread.  Progress: lock-free.
+// Thread safety: every function from any thread.  Progress: lock-free, but for the pool.
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <string>
 
 #include "core/status.h"
+#include "net/buffer_pool.h"
 
 namespace headrace {
 
 class ByteBudget {
  public:
-  explicit ByteBudget(std::size_t bytes_max) : bytes_max_(bytes_max) {}
+  explicit ByteBudget(std::size_t bytes_max) : bytes_max_(bytes_max), buffers_(std::min(kKeptMax, bytes_max / 4)) {}
 
   // Whether there was room; what was taken is to be given back.  Relaxed: the counter orders nothing.
   [[nodiscard]] bool try_take(std::size_t bytes) {
@@ -36,8 +38,14 @@ class ByteBudget {
 
   std::size_t was_taken() const { return taken_.load(std::memory_order_relaxed); }
 
+  // Where messages come from and go to; what it keeps is not taken.
+  BufferPool& buffers() { return buffers_; }
+
  private:
+  static constexpr std::size_t kKeptMax = 64 << 20;
+
   const std::size_t bytes_max_;
+  BufferPool buffers_;
   std::atomic<std::size_t> taken_{0};
 };
 

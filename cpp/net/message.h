@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Message: the bytes of one message that a client sends, in one allocation of exactly that size.
+// Message: the bytes of one message that a client sends, in one allocation of that size.
 //
 // Thread safety: filled by one thread, then read only.
 // Ownership: keeps its place in the byte budget, and whatever else its readers need for as long as they read.
@@ -26,7 +26,8 @@ class Message {
     const std::size_t charged = std::min(size, kChargedAtOnce);
     if (!budget->try_take(charged)) return nullptr;
     try {
-      return std::allocate_shared<Message>(WithBytes<Message>{size}, size, charged, budget, std::move(keeps));
+      const WithBytes<Message> memory{size, size < BufferPool::kBytesLeast ? nullptr : budget};
+      return std::allocate_shared<Message>(memory, size, charged, budget, std::move(keeps));
     } catch (const std::bad_alloc&) {
       budget->give_back(charged);
       return nullptr;
@@ -61,18 +62,25 @@ class Message {
   struct WithBytes {
     using value_type = T;
 
-    explicit WithBytes(std::size_t bytes) : bytes(bytes) {}
+    WithBytes(std::size_t bytes, std::shared_ptr<ByteBudget> pools) : bytes(bytes), pools(std::move(pools)) {}
     template <typename U>
-    WithBytes(const WithBytes<U>& other) : bytes(other.bytes) {}  // NOLINT: allocators convert
+    WithBytes(const WithBytes<U>& other) : bytes(other.bytes), pools(other.pools) {}  // NOLINT: allocators convert
     template <typename U>
     bool operator==(const WithBytes<U>& other) const {
       return bytes == other.bytes;
     }
 
-    T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T) + bytes)); }
-    void deallocate(T* memory, std::size_t) { ::operator delete(memory); }
+    T* allocate(std::size_t count) {
+      const std::size_t all = count * sizeof(T) + bytes;
+      return static_cast<T*>(pools == nullptr ? ::operator new(all) : pools->buffers().allocate(all));
+    }
+    void deallocate(T* memory, std::size_t count) {
+      if (pools == nullptr) return ::operator delete(memory);
+      pools->buffers().release(memory, count * sizeof(T) + bytes);
+    }
 
     std::size_t bytes;
+    std::shared_ptr<ByteBudget> pools;  // null for small ones, which are many
   };
 
   const std::size_t size_;
