@@ -56,6 +56,19 @@ class ServerHandle {
     if (!made_.still_here()) parts_.release();  // its threads are not there to be joined
   }
 
+  void set_tls(std::string private_key, std::string certificate, std::string client_ca, bool verify_client) {
+    made_.check("server");
+    Status status;
+    {
+      GilRelease release;
+      status = parts_->server.set_tls({.private_key = std::move(private_key),
+                                       .certificate = std::move(certificate),
+                                       .client_ca = std::move(client_ca),
+                                       .verify_client = verify_client});
+    }
+    throw_unless_ok(status);
+  }
+
   int start(const std::string& host, int port) {
     made_.check("server");
     Status status;
@@ -170,6 +183,8 @@ void register_net(py::module_& module) {
            py::arg("header_bytes_max") = defaults.header_bytes_max, py::arg("streams_max") = defaults.streams_max,
            py::arg("connections_max") = defaults.connections_max,
            py::arg("buffered_bytes_max") = defaults.buffered_bytes_max, py::arg("idle") = 0.0, py::keep_alive<1, 2>())
+      .def("set_tls", &ServerHandle::set_tls, py::arg("private_key"), py::arg("certificate"), py::arg("client_ca"),
+           py::arg("verify_client"))
       .def("start", &ServerHandle::start, py::arg("host"), py::arg("port"))
       .def("refuse", &ServerHandle::refuse)
       .def("stop", &ServerHandle::stop, py::arg("drain"), py::arg("send"))

@@ -43,6 +43,13 @@ GrpcServer::GrpcServer(std::shared_ptr<const Router> router, std::vector<Method>
 
 GrpcServer::~GrpcServer() { stop(0, 0); }
 
+Status GrpcServer::set_tls(const TlsOptions& options) {
+  std::shared_ptr<const TlsContext> context;
+  if (Status status = TlsContext::make(options, &context); !status.ok()) return status;
+  group_->set_tls(std::move(context));
+  return {};
+}
+
 Status GrpcServer::start(const std::string& host, int* port) {
   if (!loops_.empty() || group_->phase.load() != Phase::kServing)
     return FailedPrecondition("the server was started or stopped before");

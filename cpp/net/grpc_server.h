@@ -18,6 +18,7 @@
 #include "core/status.h"
 #include "net/handler_queue.h"
 #include "net/health_table.h"
+#include "net/tls_context.h"
 #include "router.h"
 
 namespace headrace {
@@ -47,6 +48,10 @@ class GrpcServer {
   GrpcServer(std::shared_ptr<const Router> router, std::vector<Method> methods, HandlerQueue& handlers,
              HealthTable& health, const GrpcServerOptions& options);
   ~GrpcServer();
+
+  // Clients that connect from now on must talk TLS; INVALID_ARGUMENT changes nothing.  While it serves, this is how a
+  // certificate is replaced: connections that are open go on.
+  Status set_tls(const TlsOptions& options);
 
   // Listens and serves.  `host` is an address; port 0 takes a free one, which `port` then has.
   Status start(const std::string& host, int* port);

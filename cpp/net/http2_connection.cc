@@ -4,10 +4,7 @@
 
 #include "net/http2_connection.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "net/server_loop.h"
@@ -36,9 +33,9 @@ constexpr std::size_t kHeaderExcess = 4;
 
 }  // namespace
 
-Http2Connection::Http2Connection(ServerLoop& loop, Descriptor socket)
+Http2Connection::Http2Connection(ServerLoop& loop, std::unique_ptr<ByteStream> stream)
     : loop_(loop),
-      socket_(std::move(socket)),
+      stream_(std::move(stream)),
       writer_(*loop.group().budget, on_body_wanted),
       idle_since_ns_(loop.now_ns()),
       resets_allowed_(kResetsMax),
@@ -88,16 +85,12 @@ bool Http2Connection::wants_to_receive() const {
 }
 
 void Http2Connection::receive(std::span<std::byte> buffer) {
-  const ssize_t size = ::recv(socket_.fd(), buffer.data(), buffer.size(), 0);
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (size <= 0) {
-    closed_ = true;
-    return;
-  }
+  const ByteStream::Moved received = stream_->receive(buffer);
+  closed_ = closed_ || received.closed;
   loop_.send_later(*this);
-  if (closing_) return;
-  const ssize_t read = nghttp2_session_mem_recv(session_, reinterpret_cast<const std::uint8_t*>(buffer.data()),
-                                                static_cast<std::size_t>(size));
+  if (received.bytes == 0 || closing_) return;
+  const ssize_t read =
+      nghttp2_session_mem_recv(session_, reinterpret_cast<const std::uint8_t*>(buffer.data()), received.bytes);
   if (read >= 0) return;
   if (read == NGHTTP2_ERR_FLOODED || read == NGHTTP2_ERR_TOO_MANY_CONTINUATIONS ||
       read == NGHTTP2_ERR_TOO_MANY_SETTINGS)
@@ -345,15 +338,11 @@ bool Http2Connection::send() {
       closed_ = closed_ || closing_ || (nghttp2_session_want_read(session_) == 0);
       return false;
     }
-    const ssize_t size = ::send(socket_.fd(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
-    if (size < 0 && errno == EINTR) continue;
-    blocked_ = size < 0 && errno == EAGAIN;
+    const ByteStream::Moved sent = stream_->send(std::as_bytes(std::span(out_).subspan(sent_)));
+    closed_ = sent.closed;
+    blocked_ = sent.bytes == 0;
     if (blocked_) return false;
-    if (size < 0) {
-      closed_ = true;
-      return false;
-    }
-    sent_ += static_cast<std::size_t>(size);
+    sent_ += sent.bytes;
   }
   return !closed_;
 }
@@ -364,6 +353,11 @@ void Http2Connection::announce_shutdown() {
 }
 
 void Http2Connection::end() {
+  loop_.send_later(*this);
+  if (!is_established()) {
+    closed_ = true;
+    return;
+  }
   for (Call* call : calls_) {
     if (call->state == Call::State::kAnswered || call->state == Call::State::kHead) continue;
     if (call->head.method().is_stream())
@@ -374,7 +368,6 @@ void Http2Connection::end() {
   }
   nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(session_),
                         NGHTTP2_NO_ERROR, nullptr, 0);
-  loop_.send_later(*this);
 }
 
 }  // namespace headrace

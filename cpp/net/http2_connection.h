@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Http2Connection: one client's socket, its HTTP/2 session, and the calls on it.
+// Http2Connection: one client's stream of bytes, its HTTP/2 session, and the calls on it.
 //
 // Thread safety: the thread of its loop.
 // Ownership: belongs to its loop; its calls, which it releases, to the loop's table.
@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "core/status.h"
+#include "net/byte_stream.h"
 #include "net/call.h"
-#include "net/descriptor.h"
 #include "net/response_writer.h"
 
 namespace headrace {
@@ -30,16 +30,16 @@ class ServerLoop;
 
 class Http2Connection {
  public:
-  Http2Connection(ServerLoop& loop, Descriptor socket);
+  Http2Connection(ServerLoop& loop, std::unique_ptr<ByteStream> stream);
   ~Http2Connection();
   Http2Connection(const Http2Connection&) = delete;
   Http2Connection& operator=(const Http2Connection&) = delete;
 
-  int fd() const { return socket_.fd(); }
+  int fd() const { return stream_->fd(); }
 
-  // Stage 1.  Takes in what the socket has, at most a buffer full.
+  // Stage 1.  Takes in what the stream has, at most a buffer full.
   void receive(std::span<std::byte> buffer);
-  // Stage 8.  Sends what the socket takes.  Whether it is to be called again before the loop sleeps.
+  // Stage 8.  Sends what the stream takes.  Whether it is to be called again before the loop sleeps.
   bool send();
 
   // Stage 8: the response of a request that was answered.
@@ -51,10 +51,16 @@ class Http2Connection {
   void announce_shutdown();
   // Answers what is under way, and closes once that is sent.
   void end();
+  // Sends no more.
+  void hang_up() { stream_->end(); }
 
   bool is_closed() const { return closed_; }
   bool wants_to_receive() const;
-  bool wants_to_send() const { return blocked_; }
+  bool wants_to_send() const { return stream_->wants_room(); }
+  // receive() has to go on once the socket takes more.
+  bool receives_by_sending() const { return stream_->receive_wants_room(); }
+  // Whether the client has got as far as HTTP/2; a TLS handshake comes before it.
+  bool is_established() const { return stream_->is_established(); }
   // Since when it has had no call; kNever while it has one.
   std::int64_t idle_since_ns() const { return calls_.empty() ? idle_since_ns_ : kNever; }
 
@@ -96,7 +102,7 @@ class Http2Connection {
   void terminate(std::uint32_t error);
 
   ServerLoop& loop_;
-  Descriptor socket_;
+  const std::unique_ptr<ByteStream> stream_;
   ResponseWriter writer_;
   nghttp2_session* session_ = nullptr;
   std::vector<Call*> calls_;
@@ -104,7 +110,7 @@ class Http2Connection {
 
   std::string out_;       // what nghttp2 has given to be sent
   std::size_t sent_ = 0;  // of it
-  bool blocked_ = false;  // the socket takes no more
+  bool blocked_ = false;  // the stream takes no more
   bool closing_ = false;  // closes once everything is sent
   bool closed_ = false;   // to be let go of by the loop
   std::int64_t idle_since_ns_ = 0;

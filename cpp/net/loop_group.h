@@ -17,8 +17,12 @@
 
 #include "core/clock.h"
 #include "net/byte_budget.h"
+#include "net/byte_stream.h"
+#include "net/descriptor.h"
 #include "net/grpc_server.h"
 #include "net/method_table.h"
+#include "net/tls_context.h"
+#include "net/tls_stream.h"
 #include "router.h"
 
 namespace headrace {
@@ -48,6 +52,21 @@ struct LoopGroup {
     changed.notify_all();
   }
 
+  // For connections that come from now on.
+  void set_tls(std::shared_ptr<const TlsContext> context) {
+    std::lock_guard lock(mutex);
+    tls.swap(context);
+  }
+
+  // What a client that has connected talks.
+  std::unique_ptr<ByteStream> stream_on(Descriptor socket) {
+    std::unique_lock lock(mutex);
+    const std::shared_ptr<const TlsContext> context = tls;
+    lock.unlock();
+    if (context == nullptr) return std::make_unique<PlainStream>(std::move(socket));
+    return std::make_unique<TlsStream>(*context, std::move(socket));
+  }
+
   const std::shared_ptr<const Router> router;
   const MethodTable methods;
   HandlerQueue& handlers;
@@ -62,7 +81,8 @@ struct LoopGroup {
 
   std::mutex mutex;
   std::condition_variable changed;
-  int loops_drained = 0;  // guarded by mutex
+  int loops_drained = 0;                  // guarded by mutex
+  std::shared_ptr<const TlsContext> tls;  // guarded by mutex; null: none
 };
 
 }  // namespace headrace

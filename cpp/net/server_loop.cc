@@ -23,6 +23,7 @@ namespace headrace {
 namespace {
 
 constexpr std::size_t kReceiveBytes = 256 << 10;
+static_assert(kReceiveBytes >= ByteStream::kReceiveBytesMin);
 constexpr int kEventsPerTurn = 256;
 constexpr int kAcceptsPerTurn = 64;
 
@@ -104,7 +105,7 @@ void ServerLoop::turn() {
     }
     auto& connection = *static_cast<Http2Connection*>(source);
     if ((events[i].events & EPOLLOUT) != 0) send_later(connection);
-    if ((events[i].events & ~EPOLLOUT) != 0) connection.receive(buffer_);
+    if ((events[i].events & ~EPOLLOUT) != 0 || connection.receives_by_sending()) connection.receive(buffer_);
     if (connection.is_closed()) send_later(connection);
   }
   dispatcher_->announce();
@@ -158,7 +159,8 @@ void ServerLoop::add_connection(Descriptor socket) {
     --group_.connections;
     return;
   }
-  auto& connection = *connections_.emplace_back(std::make_unique<Http2Connection>(*this, std::move(socket)));
+  auto& connection =
+      *connections_.emplace_back(std::make_unique<Http2Connection>(*this, group_.stream_on(std::move(socket))));
   connection.position = connections_.size() - 1;
   connection.polled = EPOLLIN;
   epoll_event readable{.events = EPOLLIN, .data = {.ptr = &connection}};
@@ -220,7 +222,7 @@ void ServerLoop::stop_polling(int fd) { ::epoll_ctl(poller_.fd(), EPOLL_CTL_DEL,
 
 void ServerLoop::close(Http2Connection& connection) {
   // What was sent reaches the client even if it is still sending: closing over unread bytes would reset the connection.
-  ::shutdown(connection.fd(), SHUT_WR);
+  connection.hang_up();
   while (::recv(connection.fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT) == static_cast<ssize_t>(buffer_.size()))
     continue;
   stop_polling(connection.fd());

@@ -321,6 +321,13 @@ class GrpcServer:
         buffered_bytes_max: int = 1073741824,
         idle: float = 0.0,
     ) -> None: ...
+    def set_tls(self, private_key: str, certificate: str, client_ca: str, verify_client: bool) -> None:
+        """Clients that connect from now on must talk TLS; connections that are open go on.
+
+        PEM texts: a key without a passphrase, the server's certificate and what leads to a root, and whose certificates
+        clients may have ("": nobody's).  With `verify_client` a client without one is refused.  Raises StatusError
+        (INVALID_ARGUMENT), which says which text is wrong; then nothing changes.
+        """
     def start(self, host: str, port: int) -> int:
         """Listens and serves, once; returns the port.  Raises StatusError where it cannot listen."""
     def refuse(self) -> None:
