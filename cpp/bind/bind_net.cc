@@ -68,13 +68,12 @@ class ServerHandle {
     }
     throw_unless_ok(status);
   }
-
-  int start(const std::string& host, int port) {
+  int start(const std::string& host, int port, const std::string& socket_path) {
     made_.check("server");
     Status status;
     {
       GilRelease release;
-      status = parts_->server.start(host, &port);
+      status = parts_->server.start(host, &port, socket_path);
     }
     throw_unless_ok(status);
     return port;
@@ -185,7 +184,7 @@ void register_net(py::module_& module) {
            py::arg("buffered_bytes_max") = defaults.buffered_bytes_max, py::arg("idle") = 0.0, py::keep_alive<1, 2>())
       .def("set_tls", &ServerHandle::set_tls, py::arg("private_key"), py::arg("certificate"), py::arg("client_ca"),
            py::arg("verify_client"))
-      .def("start", &ServerHandle::start, py::arg("host"), py::arg("port"))
+      .def("start", &ServerHandle::start, py::arg("host"), py::arg("port"), py::arg("socket_path") = "")
       .def("refuse", &ServerHandle::refuse)
       .def("stop", &ServerHandle::stop, py::arg("drain"), py::arg("send"))
       .def("next_call", &ServerHandle::next_call)

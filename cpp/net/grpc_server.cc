@@ -49,12 +49,13 @@ Status GrpcServer::set_tls(const TlsOptions& options) {
   group_->set_tls(std::move(context));
   return {};
 }
-
-Status GrpcServer::start(const std::string& host, int* port) {
+Status GrpcServer::start(const std::string& host, int* port, const std::string& socket_path) {
   if (!loops_.empty() || group_->phase.load() != Phase::kServing)
     return FailedPrecondition("the server was started or stopped before");
-  Descriptor listener;
-  if (Status status = listen_on(host, port, &listener); !status.ok()) return status;
+  std::vector<Listener> listeners;
+  if (Status status = listen_on(host, port, &listeners); !status.ok()) return status;
+  if (!socket_path.empty())
+    if (Status status = listen_on_path(socket_path, &listeners); !status.ok()) return status;
   std::vector<std::unique_ptr<ServerLoop>> loops;
   std::vector<ServerLoop*> peers;
   for (int i = 0; i < std::max(1, group_->options.loops); ++i) {
@@ -62,7 +63,7 @@ Status GrpcServer::start(const std::string& host, int* port) {
     if (Status status = peers.back()->open(); !status.ok()) return status;
   }
   loops_ = std::move(loops);
-  for (const auto& loop : loops_) loop->start(std::exchange(listener, Descriptor()), peers);
+  for (const auto& loop : loops_) loop->start(std::exchange(listeners, {}), peers);
   return {};
 }
 

@@ -52,9 +52,9 @@ class GrpcServer {
   // Clients that connect from now on must talk TLS; INVALID_ARGUMENT changes nothing.  While it serves, this is how a
   // certificate is replaced: connections that are open go on.
   Status set_tls(const TlsOptions& options);
-
-  // Listens and serves.  `host` is an address; port 0 takes a free one, which `port` then has.
-  Status start(const std::string& host, int* port);
+  // Listens and serves.  `host` is an address or a name, which may be several addresses; port 0 takes a free one, which
+  // `port` then has.  With a `socket_path` it listens on a unix socket there as well.
+  Status start(const std::string& host, int* port, const std::string& socket_path = "");
 
   // Answers UNAVAILABLE to every call that comes from now on; those that came before go on.
   void refuse();

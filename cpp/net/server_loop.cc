@@ -67,13 +67,10 @@ Status ServerLoop::open() {
   return {};
 }
 
-void ServerLoop::start(Descriptor listener, std::vector<ServerLoop*> peers) {
-  listener_ = std::move(listener);
+void ServerLoop::start(std::vector<Listener> listeners, std::vector<ServerLoop*> peers) {
+  listeners_ = std::move(listeners);
   peers_ = std::move(peers);
-  if (listener_) {
-    epoll_event readable{.events = EPOLLIN, .data = {.ptr = &listener_}};
-    ::epoll_ctl(poller_.fd(), EPOLL_CTL_ADD, listener_.fd(), &readable);
-  }
+  poll_listeners();
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "headrace-grpc");
 }
@@ -99,8 +96,8 @@ void ServerLoop::turn() {
   for (int i = 0; i < count; ++i) {
     void* const source = events[i].data.ptr;
     if (source == inbox_.get()) continue;  // it is looked into in every turn
-    if (source == &listener_) {
-      accept();
+    if (is_listener(source)) {
+      accept(*static_cast<const Listener*>(source));
       continue;
     }
     auto& connection = *static_cast<Http2Connection*>(source);
@@ -128,9 +125,20 @@ int ServerLoop::poll_wait_ms() {
 
 // ---- Stage 1: receive -----------------------------------------------------------------------------------------------
 
-void ServerLoop::accept() {
+bool ServerLoop::is_listener(const void* source) const {
+  return std::any_of(listeners_.begin(), listeners_.end(), [&](const Listener& each) { return &each == source; });
+}
+
+void ServerLoop::poll_listeners() {
+  for (Listener& listener : listeners_) {
+    epoll_event readable{.events = EPOLLIN, .data = {.ptr = &listener}};
+    ::epoll_ctl(poller_.fd(), EPOLL_CTL_ADD, listener.fd(), &readable);
+  }
+}
+
+void ServerLoop::accept(const Listener& listener) {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    Descriptor socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Descriptor socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) stop_accepting_for_now();
       return;
@@ -150,12 +158,13 @@ void ServerLoop::accept() {
 }
 
 void ServerLoop::stop_accepting_for_now() {
-  stop_polling(listener_.fd());
+  for (const Listener& listener : listeners_) stop_polling(listener.fd());
   accept_again_ns_ = after_ns(now_ns_, kAcceptAgainNs);
 }
 
 void ServerLoop::add_connection(Descriptor socket) {
   if (phase_ == LoopGroup::Phase::kEnding) {
+    ::shutdown(socket.fd(), SHUT_RDWR);
     --group_.connections;
     return;
   }
@@ -236,10 +245,9 @@ void ServerLoop::close(Http2Connection& connection) {
 
 // What is due by time.
 void ServerLoop::serve_time() {
-  if (accept_again_ns_ <= now_ns_ && listener_) {
+  if (accept_again_ns_ <= now_ns_) {
     accept_again_ns_ = kNever;
-    epoll_event readable{.events = EPOLLIN, .data = {.ptr = &listener_}};
-    ::epoll_ctl(poller_.fd(), EPOLL_CTL_ADD, listener_.fd(), &readable);
+    poll_listeners();
   }
   if (idle_check_ns_ > now_ns_) return;
   idle_check_ns_ = after_ns(now_ns_, group_.options.idle_ns);
@@ -259,8 +267,8 @@ void ServerLoop::serve_time() {
 void ServerLoop::follow_phase() {
   const LoopGroup::Phase phase = group_.phase.load();
   if (phase >= LoopGroup::Phase::kDraining && phase_ < LoopGroup::Phase::kDraining) {
-    if (listener_) stop_polling(listener_.fd());
-    listener_ = Descriptor();
+    for (const Listener& listener : listeners_) stop_polling(listener.fd());
+    listeners_.clear();
     for (const auto& connection : connections_) connection->announce_shutdown();
   }
   if (phase == LoopGroup::Phase::kEnding && phase_ != LoopGroup::Phase::kEnding) {

@@ -22,6 +22,7 @@
 #include "net/descriptor.h"
 #include "net/dispatcher.h"
 #include "net/http2_connection.h"
+#include "net/listener.h"
 #include "net/loop_group.h"
 #include "net/reply_inbox.h"
 
@@ -36,8 +37,8 @@ class ServerLoop {
 
   // Gets what it needs of the system.
   Status open();
-  // Runs the thread; with a listener it also accepts connections, for itself and for `peers` in turn.
-  void start(Descriptor listener, std::vector<ServerLoop*> peers);
+  // Runs the thread; with listeners it also accepts connections, for itself and for `peers` in turn.
+  void start(std::vector<Listener> listeners, std::vector<ServerLoop*> peers);
   // Waits for the thread, which ends in phase kEnding.
   void join();
 
@@ -59,7 +60,9 @@ class ServerLoop {
   void run();
   void turn();
   int poll_wait_ms();
-  void accept();
+  bool is_listener(const void* source) const;
+  void poll_listeners();
+  void accept(const Listener& listener);
   void stop_accepting_for_now();
   void add_connection(Descriptor socket);
   void take_inbox();
@@ -77,7 +80,7 @@ class ServerLoop {
   nghttp2_option* http2_options_ = nullptr;
   std::thread thread_;
 
-  Descriptor listener_;
+  std::vector<Listener> listeners_;
   std::vector<ServerLoop*> peers_;
   std::size_t next_peer_ = 0;
   std::int64_t accept_again_ns_ = kNever;  // where there was no room for a connection

@@ -328,8 +328,11 @@ class GrpcServer:
         clients may have ("": nobody's).  With `verify_client` a client without one is refused.  Raises StatusError
         (INVALID_ARGUMENT), which says which text is wrong; then nothing changes.
         """
-    def start(self, host: str, port: int) -> int:
-        """Listens and serves, once; returns the port.  Raises StatusError where it cannot listen."""
+    def start(self, host: str, port: int, socket_path: str = "") -> int:
+        """Listens and serves, once, on a unix socket too if there is a path; returns the port.
+
+        Raises StatusError where it cannot listen.
+        """
     def refuse(self) -> None:
         """Answers UNAVAILABLE to every call that comes from now on."""
     def stop(self, drain: float, send: float) -> bool:

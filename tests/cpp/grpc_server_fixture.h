@@ -46,7 +46,8 @@ class GrpcServerTest : public testing::Test {
   }
 
   // Lanes hold up to `rows` rows; the model's one executor runs what there is.
-  void start(const GrpcServerOptions& options = {}, std::int64_t max_batch_size = 64) {
+  void start(const GrpcServerOptions& options = {}, std::int64_t max_batch_size = 64,
+             const std::string& socket_path = "") {
     LaneOptions lane_options;
     lane_options.policy.max_batch_size = max_batch_size;
     lane_ = &model_->add_lane({.name = "serving_default",
@@ -56,7 +57,7 @@ class GrpcServerTest : public testing::Test {
     model_->start(1);
     server_ = std::make_unique<GrpcServer>(
         router_, std::vector<GrpcServer::Method>{{kUnary, false}, {kPerMessage, true}}, handlers_, health_, options);
-    const Status status = server_->start("127.0.0.1", &port_);
+    const Status status = server_->start("127.0.0.1", &port_, socket_path);
     ASSERT_TRUE(status.ok()) << status.message();
   }
 

@@ -14,6 +14,7 @@
 #include <nghttp2/nghttp2.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,13 +43,15 @@ inline std::string framed(std::string_view message, bool compressed = false) {
 class RawClient {
  public:
   explicit RawClient(int port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0) << strerror(errno);
+    EXPECT_EQ(connect(fd_, port), 0) << strerror(errno);
     const int on = 1;
     ::setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+  explicit RawClient(const std::string& unix_path) : fd_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    unix_path.copy(address.sun_path, sizeof address.sun_path - 1);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0) << strerror(errno);
   }
   RawClient(const RawClient&) = delete;
   RawClient& operator=(const RawClient&) = delete;
@@ -57,6 +60,14 @@ class RawClient {
   int fd() const { return fd_; }
   void disconnect() {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  }
+
+  // 0, or errno.
+  static int try_connect(int port) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int error = connect(fd, port) == 0 ? 0 : errno;
+    ::close(fd);
+    return error;
   }
 
   // Whether the server took all of it.
@@ -85,6 +96,14 @@ class RawClient {
   }
 
  private:
+  static int connect(int fd, int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return ::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  }
+
   int fd_;
 };
 
@@ -116,8 +135,9 @@ class Http2Client {
     bool ends = false;
   };
 
-  // A negative window leaves flow control at HTTP/2's own 65,535 bytes.
-  explicit Http2Client(int port, std::int32_t window_bytes = -1) : socket_(port) {
+  // Of a server at a port or a unix socket's path.  A negative window leaves flow control at HTTP/2's own 65,535 bytes.
+  template <typename Where>
+  explicit Http2Client(const Where& where, std::int32_t window_bytes = -1) : socket_(where) {
     ::fcntl(socket_.fd(), F_SETFL, O_NONBLOCK);
     nghttp2_session_callbacks* callbacks = nullptr;
     nghttp2_session_callbacks_new(&callbacks);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -147,6 +151,22 @@ TEST_F(GrpcServerTest, TwoServersCannotShareAPort) {
   EXPECT_EQ(status.message(), "port " + std::to_string(port_) + ": address already in use; choose another with port=");
 }
 
+TEST_F(GrpcServerTest, ServesOnAUnixSocketToo) {
+  const std::string path = ::testing::TempDir() + "headrace-" + std::to_string(::getpid()) + ".sock";
+  start({.loops = 2}, 64, path);
+  Http2Client client(port_);
+  std::vector<std::unique_ptr<Http2Client>> local;
+  for (int i = 0; i < 4; ++i) local.push_back(std::make_unique<Http2Client>(path));
+  for (const auto& each : local) expect_ok(each->call(kPredict, request(2)), response(2));
+  expect_ok(client.call(kPredict, request(1)), response(1));
+  GrpcServer second(router_, {}, handlers_, health_, {});
+  int port = 0;
+  EXPECT_EQ(second.start("127.0.0.1", &port, path).code(), Code::kFailedPrecondition);
+  EXPECT_TRUE(server_->stop(0, kSecondNs));
+  EXPECT_TRUE(local[0]->wait_closed());
+  EXPECT_NE(::access(path.c_str(), F_OK), 0);
+}
+
 // ---- Stopping -------------------------------------------------------------------------------------------------------
 
 TEST_F(GrpcServerTest, RefusesNewCallsAndFinishesThoseUnderWay) {
@@ -210,6 +230,28 @@ TEST_F(GrpcServerTest, StopsThoughAClientDoesNotRead) {
   while (runner_->rows_of_runs().empty()) ASSERT_TRUE(client.flush());
   EXPECT_TRUE(server_->stop(60 * kSecondNs, 10'000'000));
   EXPECT_TRUE(client.wait_closed());
+}
+
+// Whatever a process that was forked off meanwhile still has of it.
+TEST_F(GrpcServerTest, IsGoneOnceItHasStopped) {
+  start({.loops = 2});
+  Http2Client first(port_), second(port_);
+  expect_ok(first.call(kPredict, request(1)), response(1));
+  expect_ok(second.call(kPredict, request(1)), response(1));
+  const pid_t child = ::fork();
+  if (child == 0)
+    for (;;) ::pause();
+  EXPECT_TRUE(server_->stop(0, kSecondNs));
+  EXPECT_TRUE(first.wait_closed());
+  EXPECT_TRUE(second.wait_closed());
+  EXPECT_EQ(RawClient::try_connect(port_), ECONNREFUSED);
+  GrpcServer next(router_, {}, handlers_, health_, {});
+  const Status status = next.start("127.0.0.1", &port_);
+  EXPECT_TRUE(status.ok()) << status.message();
+  Http2Client client(port_);
+  expect_ok(client.call(kPredict, request(2)), response(2));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 TEST_F(GrpcServerTest, StopsBeforeItWasStarted) {
