@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headrace.batched_function import Batched, batched
     from headrace.batcher import Batcher, Slot
     from headrace.client import AsyncClient, Client
-    from headrace.config import BatchingOptions
+    from headrace.config import BatchingOptions, GrpcOptions
     from headrace.errors import (
         Cancelled,
         Code,
@@ -44,6 +44,7 @@ __all__ = [
     "Code",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "GrpcOptions",
     "HeadraceError",
     "Internal",
     "InvalidArgument",
@@ -69,6 +70,7 @@ MODULES = {
     "Batcher": "batcher",
     "BatchingOptions": "config",
     "Client": "client",
+    "GrpcOptions": "config",
     "LoadedModel": "model",
     "LoadedSignature": "model",
     "Reply": "reply",

@@ -258,10 +258,11 @@ class ServeOptions:
     model_base_path: str = option("", "directory of the model: one SavedModel, or numbered versions of it")
     model_name: str = option("default", "name that clients ask for", default_text="default, or PATH's directory name")
     port: int = option(8500, "port for gRPC; 0 takes a free one", least=0, most=65535)
+    grpc_socket_path: str = option("", "path of a unix socket that serves gRPC as well", default_text="none")
     grpc_transport: str = option(
-        "grpcio",
-        "what serves gRPC: grpcio, Python's gRPC; native: threads of our own, without Python",
-        choices=("grpcio", "native"),
+        "native",
+        "what serves gRPC: native, threads of our own, without Python; grpcio, Python's gRPC",
+        choices=("native", "grpcio"),
     )
     executor: str = option(
         "native",

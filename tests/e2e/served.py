@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Generous: it only bounds how long a failing test takes.
 LIMIT_S = 60.0
 
-SERVING = re.compile(r"serving \S+ version \d+ on 0\.0\.0\.0:(\d+)$")
+SERVING = re.compile(r"serving \S+ version \d+ on 0\.0\.0\.0:(\d+)(?: and unix:.+)?$")
 BATCH = re.compile(r"^batch (\S+) rows=(\d+) requests=(\d+) wait_us=(\d+) run_us=(\d+) reason=(\S+)$")
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

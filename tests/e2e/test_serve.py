@@ -18,11 +18,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import grpc
 import numpy as np
 import pytest
 
+import headrace
 from tests.e2e.served import LIMIT_S, SERVING, Client, Served, arrays
 
 if TYPE_CHECKING:
@@ -123,6 +125,27 @@ def test_max_batch_size_is_lowered_to_what_fits_in_a_slab(serve: Serve, tmp_path
     save(tmp_path / "large" / "1", {"serving_default": (lambda x: {"y": x[:, 0]}, {"x": ([None, 4 << 20], "float32")})})
     with serve(tmp_path / "large") as server:
         server.wait_line("large/serving_default: max_batch_size lowered from 64 to 16")
+
+
+def test_it_serves_on_a_unix_socket_too(serve: Serve, transport: str, saved_models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gr pc.sock"
+    flag = f"--grpc_socket_path={path}"
+    for _ in range(2):
+        server = serve(saved_models / "half_plus_two", flag)
+        assert server.wait_line(SERVING).endswith(f" and unix:{path}")
+        with headrace.Client(f"unix:{quote(str(path))}") as client:
+            assert client.predict("half_plus_two", {"x": [2.0]}, timeout=LIMIT_S)["y"].tolist() == [3.0]
+        local = Client(server.address, "half_plus_two")
+        assert local.predict({"x": [2.0]})["y"].tolist() == [3.0]
+        local.channel.close()
+        said = failure(saved_models / "half_plus_two", "--port=0", f"--grpc_transport={transport}", flag)
+        assert said == f"headrace: socket path '{path}': a server listens there; choose another with --grpc_socket_path"
+        server.process.kill()
+        server.wait()
+        assert path.is_socket()  # as a server leaves it that could not end
+    with serve(saved_models / "half_plus_two", flag) as server:
+        server.wait_line(SERVING)
+    assert not path.exists()
 
 
 # --- refusing to start ------------------------------------------------------------------------------------------------

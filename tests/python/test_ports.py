@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace.errors import FailedPrecondition, InvalidArgument, PermissionDenied
-from headrace.server.ports import check_port, listen_address
+from headrace.server.ports import check_port, check_socket_path, listen_address, socket_address
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_free_port_is_fine() -> None:
@@ -54,3 +57,45 @@ def test_a_port_that_needs_a_right_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 def test_addresses_are_written_as_grpc_reads_them() -> None:
     assert listen_address("127.0.0.1", 8500) == "127.0.0.1:8500"
     assert listen_address("::1", 8500) == "[::1]:8500"
+    assert socket_address("/run/a b%1.sock") == "unix:/run/a%20b%251.sock"
+
+
+# --- unix sockets -----------------------------------------------------------------------------------------------------
+
+
+def said_of(path: Path, error: type[Exception]) -> str:
+    with pytest.raises(error) as raised:
+        check_socket_path(str(path), option="--grpc_socket_path")
+    start, end = f"socket path '{path}': ", "; choose another with --grpc_socket_path"
+    assert str(raised.value).startswith(start)
+    assert str(raised.value).endswith(end)
+    return str(raised.value).removeprefix(start).removesuffix(end)
+
+
+def test_a_free_path_is_fine_and_so_is_what_a_dead_server_left(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    check_socket_path(str(path))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    check_socket_path(str(path))
+    assert path.is_socket()
+
+
+def test_a_path_where_a_server_listens_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as live:
+        live.bind(str(path))
+        live.listen()
+        assert said_of(path, FailedPrecondition) == "a server listens there"
+
+
+def test_a_path_that_can_be_no_socket_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said_of(tmp_path / "none" / "socket", InvalidArgument) == f"'{tmp_path}/none' is no directory"
+    long = tmp_path / ("x" * 100)
+    assert said_of(long, InvalidArgument) == f"{len(str(long))} bytes; the path of a socket has at most 107"
+    (tmp_path / "notes").write_text("")
+    assert said_of(tmp_path / "notes", FailedPrecondition) == "a file that is no socket is there"
+    assert said_of(tmp_path / "a\0b", InvalidArgument) == "it must be text without a NUL"
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert said_of(tmp_path / "socket", PermissionDenied).startswith("not for uid ")

@@ -21,7 +21,7 @@ import grpc.aio
 from headrace import _core
 from headrace.errors import Code, FailedPrecondition, HeadraceError, ResourceExhausted
 from headrace.server.health import Health
-from headrace.server.ports import check_port, listen_address
+from headrace.server.ports import check_port, check_socket_path, listen_address, socket_address
 from headrace.server.services import HEALTH_WATCH, MESSAGE_BYTES_MAX, PREDICT, Handler, Unary, error_text
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ class GrpcServer:
         self._loop.set_exception_handler(_on_loop_error)
         self._thread = threading.Thread(target=self._run_loop, name="headrace-grpc", daemon=True)
 
-    def start(self, host: str, port: int) -> int:
-        """Listens and serves; returns the port.
+    def start(self, host: str, port: int, socket_path: str = "") -> int:
+        """Listens and serves, on a unix socket too if there is a path; returns the port.
 
-        Raises what check_port() raises if it cannot listen, and is stopped then.
+        Raises what check_port() and check_socket_path() raise if it cannot listen, and is stopped then.
         """
         self._thread.start()
         try:
-            return asyncio.run_coroutine_threadsafe(self._start(host, port), self._loop).result()
+            return asyncio.run_coroutine_threadsafe(self._start(host, port, socket_path), self._loop).result()
         except BaseException:
             self._end()
             raise
@@ -114,12 +114,15 @@ class GrpcServer:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    async def _start(self, host: str, port: int) -> int:
+    async def _start(self, host: str, port: int, socket_path: str) -> int:
         self._loop.add_reader(self._queue.fileno(), self._deliver)
         self._server = grpc.aio.server(options=OPTIONS)
         self._server.add_generic_rpc_handlers((_Methods(self._handlers),))
         try:
             bound = self._server.add_insecure_port(listen_address(host, port))
+            if socket_path:
+                check_socket_path(socket_path)  # gRPC would take it from a server that listens there
+                self._server.add_insecure_port(socket_address(socket_path))
             await self._server.start()
         except BaseException as error:
             await self._server.stop(None)

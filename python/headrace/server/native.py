@@ -65,10 +65,10 @@ class NativeServer:
             for i in range(CONTROL_THREADS)
         ]
 
-    def start(self, host: str, port: int) -> int:
-        """Listens and serves; returns the port.
+    def start(self, host: str, port: int, socket_path: str = "") -> int:
+        """Listens and serves, on a unix socket too if there is a path; returns the port.
 
-        Raises what check_port() raises if it cannot listen, and is stopped then.
+        Raises what check_port() and check_socket_path() raise if it cannot listen, and is stopped then.
         """
         for service in self._health.services:
             self._unwatch.append(self._follow_health(service))
@@ -76,7 +76,7 @@ class NativeServer:
         try:
             for thread in self._threads:
                 thread.start()
-            return self._server.start(host, port)
+            return self._server.start(host, port, socket_path)
         except BaseException as error:
             self.stop(0.0, 0.0)
             if isinstance(error, _core.StatusError):

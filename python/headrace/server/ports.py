@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a port can be listened on, and why not."""
+"""Whether a port or a unix socket's path can be listened on, and why not."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+import stat
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from headrace.errors import FailedPrecondition, InvalidArgument, PermissionDenied
+
+# The longest path that a unix socket can have, in bytes.
+SOCKET_PATH_BYTES_MAX = 107
 
 # What is wrong with the host, not with the port.
 NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -45,6 +51,51 @@ def _check_address(family: int, address: Any, port: int, option: str) -> bool:
         reason = (error.strerror or str(error)).lower()
         raise FailedPrecondition(f"port {port}: {reason}; choose another with {option}") from None
     return True
+
+
+def check_socket_path(path: str, *, option: str = "grpc_socket_path=") -> None:
+    """Raises an error in one clear line if no unix socket can be made there now; `option` is what chooses the path.
+
+    FailedPrecondition where a server listens or another file is, PermissionDenied for a directory that needs a right,
+    InvalidArgument for a path that is too long or in no directory.  What a dead server has left there is no error.
+    """
+    size = len(os.fsencode(path))
+    parent = Path(path).parent
+    if size > SOCKET_PATH_BYTES_MAX:
+        error: type[FailedPrecondition | InvalidArgument | PermissionDenied] = InvalidArgument
+        reason = f"{size} bytes; the path of a socket has at most {SOCKET_PATH_BYTES_MAX}"
+    elif not path or "\0" in path:
+        error, reason = InvalidArgument, "it must be text without a NUL"
+    elif not parent.is_dir():
+        error, reason = InvalidArgument, f"'{parent}' is no directory"
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        error, reason = PermissionDenied, f"not for uid {os.getuid()}"
+    else:
+        error, reason = FailedPrecondition, _what_is_at(path)
+    if reason:
+        raise error(f"socket path '{path}': {reason}; choose another with {option}")
+
+
+def _what_is_at(path: str) -> str:
+    """Why nobody can listen there, or "" if nothing is there or only what a dead server has left."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return "a file that is no socket is there"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            probe.connect(path)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return ""
+    except BlockingIOError:  # so many wait for it
+        pass
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return "a server listens there"
+
+
+def socket_address(path: str) -> str:
+    """The address of a unix socket as gRPC reads it."""
+    return f"unix:{quote(path)}"
 
 
 def listen_address(host: str, port: int) -> str:

@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from headrace.config import ServeOptions
-from headrace.server.ports import check_port
+from headrace.server.ports import check_port, check_socket_path
 from headrace.server.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def serve(options: ServeOptions) -> int:
 def _load(options: ServeOptions) -> Server:
     """A server of the model, which is to be started."""
     check_port(HOST, options.port, option="--port")
+    if options.grpc_socket_path:
+        check_socket_path(options.grpc_socket_path, option="--grpc_socket_path")
     # Much of loading a model is reading TensorFlow's library from disk: import the server meanwhile.
     importing = threading.Thread(target=importlib.import_module, args=(SERVER,), daemon=True)
     importing.start()
@@ -98,6 +100,7 @@ def _load(options: ServeOptions) -> Server:
         {loaded.name: loaded},
         host=HOST,
         port=options.port,
+        grpc_socket_path=options.grpc_socket_path,
         options=options.batching,
         executor=options.executor,
         grpc_transport=options.grpc_transport,

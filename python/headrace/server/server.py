@@ -26,7 +26,7 @@ from headrace.server.grpc_server import GrpcServer
 from headrace.server.health import Health
 from headrace.server.metadata import signature_defs
 from headrace.server.native import NativeServer
-from headrace.server.ports import check_port, listen_address
+from headrace.server.ports import check_port, check_socket_path, listen_address
 from headrace.server.services import PREDICTION_SERVICE, Handler, control_services
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class Server:
     outputs the keys of the dict that the function returns ("output" for an array, "output_0", "output_1" ... for a
     tuple), their signature is serving_default, and their version 1.  The same model may be in several servers.
 
-    `host` and `port` are where it listens; port 0 takes a free one.  `options` are for the LoadedModels and for the
+    `host` and `port` are where it listens; port 0 takes a free one; a name listens on all addresses it has.  With a
+    `grpc_socket_path` it listens on a unix socket there as well, which clients call "unix:PATH".  `options` are for the LoadedModels and for the
     callables that are not batched yet.  `executor` is "native", or "python" for TensorFlow's Python package.
-    `grpc_transport` is what serves gRPC: "grpcio", or "native" for threads without Python, for which `grpc_options`
-    are.
+    `grpc_transport` is what serves gRPC: "native", threads without Python, for which `grpc_options` are, or "grpcio".
 
     It installs no signal handlers and sets up no logging: what it has to say goes to the logger "headrace".
 
@@ -72,9 +72,10 @@ class Server:
         *,
         host: str = "127.0.0.1",
         port: int = 8500,
+        grpc_socket_path: str = "",
         options: BatchingOptions | None = None,
         executor: str = "native",
-        grpc_transport: str = "grpcio",
+        grpc_transport: str = "native",
         grpc_options: GrpcOptions | None = None,
     ) -> None:
         if not models:
@@ -87,10 +88,13 @@ class Server:
                     f'model "{name}" is of type {type(model).__name__}; it must be a LoadedModel, as load() returns'
                     " them, or a callable"
                 )
-        ServeOptions(port=port, executor=executor, grpc_transport=grpc_transport)  # checks them
+        ServeOptions(  # checks them
+            port=port, grpc_socket_path=grpc_socket_path, executor=executor, grpc_transport=grpc_transport
+        )
         self._models = dict(models)
         self._host = host
         self._port = port
+        self._socket_path = grpc_socket_path
         self._options = options or BatchingOptions()
         self._executor = executor
         self._transport = _transport(grpc_transport, grpc_options or GrpcOptions())
@@ -102,14 +106,16 @@ class Server:
     def start(self) -> None:
         """Serves from the moment this returns; again after stop(), then with new counters.
 
-        Raises FailedPrecondition if the port is taken or the server runs already, PermissionDenied for a port that
-        needs a right, InvalidArgument for a host that is no address of this machine.  Nothing is left running then.
+        Raises FailedPrecondition if the port or the socket path is taken or the server runs already, PermissionDenied
+        for one that needs a right, InvalidArgument for a host that is no address of this machine or a path that can be
+        none.  Nothing is left running then.
         """
         self._check_process()
         life = _Life(self._changed)
         # A thread of its own for everything between start() and stop(): Ctrl-C in the caller cuts no step short, and
         # a signal handler that calls stop() waits for nothing that it has interrupted.
-        opening = (self._models, self._host, self._port, self._options, self._executor, self._transport)
+        where = (self._host, self._port, self._socket_path)
+        opening = (self._models, *where, self._options, self._executor, self._transport)
         thread = threading.Thread(target=life.live, args=opening, name="headrace-server", daemon=True)
         with self._changed:
             if self._life is not None and self._life.state is not State.STOPPED:
@@ -261,6 +267,7 @@ class _Life:
         models: Mapping[str, Servable],
         host: str,
         port: int,
+        socket_path: str,
         options: BatchingOptions,
         executor: str,
         transport: Transport,
@@ -273,18 +280,21 @@ class _Life:
         try:
             try:
                 check_port(host, port)  # before anything is started that would have to be stopped again
+                if socket_path:
+                    check_socket_path(socket_path)
                 self._engine = Engine()
                 for name, model in models.items():
                     self._add(self._engine, name, model, options, executor)
                 control = control_services(self._health, self._catalogue)
                 grpc = transport(self._engine.router, control, self._health)
-                self.port = grpc.start(host, port)
+                self.port = grpc.start(host, port, socket_path)
                 self._grpc = grpc
             except BaseException as error:  # noqa: BLE001  start() raises it
                 self.error = error
             else:
                 self._health.serve()
-                logger.info("serving %s on %s", self._served_text(), listen_address(host, self.port))
+                where = listen_address(host, self.port) + (f" and unix:{socket_path}" if socket_path else "")
+                logger.info("serving %s on %s", self._served_text(), where)
                 self._move(State.SERVING)
                 with self._changed:
                     self._changed.wait_for(lambda: self._stop_s is not None)
