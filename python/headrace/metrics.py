@@ -20,11 +20,11 @@ TROUBLES = {
 
 
 class IntervalLog:
-    """Says what each lane did since the last time; nothing of a lane that did nothing."""
+    """Says what each lane did since the last time, at first since it began; nothing of a lane that did nothing."""
 
     def __init__(self, lanes: Iterable[tuple[str, _core.Lane]]) -> None:
         self._lanes = list(lanes)
-        self._last: list[dict[str, Any]] = [lane.stats() for _, lane in self._lanes]
+        self._last: list[dict[str, Any]] = [dict.fromkeys(lane.stats(), 0) for _, lane in self._lanes]
 
     def lines(self) -> list[str]:
         """One line for each lane that ran a batch or refused a request since the last call."""
@@ -48,7 +48,7 @@ def interval_text(before: dict[str, Any], after: dict[str, Any]) -> str:
         wait_us = (after["wait_ns"] - before["wait_ns"]) / max(1, requests) / 1e3
         run_us = (after["run_ns"] - before["run_ns"]) / batches / 1e3
         parts.append(
-            f"{batches} batches, mean {rows / batches:.1f} rows, mean wait {duration_text(wait_us)},"
+            f"{requests} requests in {batches} batches, mean {rows / batches:.1f} rows, mean wait {duration_text(wait_us)},"
             f" mean run {duration_text(run_us)}"
         )
     for counter, word in TROUBLES.items():

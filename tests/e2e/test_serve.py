@@ -357,8 +357,17 @@ def test_the_log_has_a_line_for_an_interval_with_work_and_none_without(serve: Se
         for _ in range(10):
             client.predict({"x": [1.0, 2.0]})
         client.channel.close()
-        server.wait_line(r"half_plus_two/serving_default: 10 batches, mean 2\.0 rows, mean wait .+, mean run ")
+        server.wait_line(r"half_plus_two/serving_default: 10 requests in 10 batches, mean 2\.0 rows, mean wait .+, mean run ")
     assert server.log().count("mean wait") == 1
+
+
+def test_the_log_tells_of_the_requests_up_to_the_end(serve: Serve, saved_models: Path) -> None:
+    with serve(saved_models / "half_plus_two") as server:
+        client = Client(server.address, "half_plus_two")
+        for _ in range(3):
+            client.predict({"x": [1.0, 2.0]})
+        client.channel.close()
+    assert re.search(r"half_plus_two/serving_default: 3 requests in 3 batches, mean 2\.0 rows", server.log())
 
 
 def switches(process: int) -> int:

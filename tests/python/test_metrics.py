@@ -31,7 +31,7 @@ def test_means_are_those_of_the_interval_alone() -> None:
         "wait_ns": 10**9 + 20 * 1_500_000,
         "run_ns": 10**9 + 4 * 250_000,
     }
-    assert interval_text(before, after) == "4 batches, mean 12.5 rows, mean wait 1.5 ms, mean run 250 us"
+    assert interval_text(before, after) == "20 requests in 4 batches, mean 12.5 rows, mean wait 1.5 ms, mean run 250 us"
 
 
 def test_refused_and_failed_requests_are_mentioned_only_when_there_are_some() -> None:
@@ -45,5 +45,5 @@ def test_an_idle_lane_is_silent_and_a_busy_one_has_one_line_each_time() -> None:
     assert log.lines() == []
     busy.counters.update(batches=1, batch_rows=2, batch_requests=2, run_ns=1000)
     [line] = log.lines()
-    assert line.startswith("m/busy: 1 batches, mean 2.0 rows")
+    assert line.startswith("m/busy: 2 requests in 1 batches, mean 2.0 rows")
     assert log.lines() == []

@@ -68,7 +68,10 @@ def serve(options: ServeOptions) -> int:
         while not stopping.done():
             if signals.wait() and not stopping.done():
                 _stop_by_second_signal()
-        if not stopping.result():
+        stopped_well = stopping.result()
+        for line in interval.lines():  # what was done since the last time
+            logger.info("%s", line)
+        if not stopped_well:
             logger.error("stopped: a run that had not returned after %.0f s was left behind", DRAIN_S)
             _exit_now(1)
     logger.info("stopped")
