@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.record import ROOT, keep, newest, where, write_table
+from bench.rounds import SUBJECT, Expectation, Measured, Results, expected_table, ratios, results_of, us
 
 KIND = "embed"
-SUBJECT = "headrace"
 MODEL = "half_plus_two"
 
 THREADS = (1, 8, 32, 128)
@@ -225,52 +225,12 @@ def memory(model: Path, seconds: float) -> Figures:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One case of one contestant, a value for each round."""
-
-    setting: Setting
-    figures: dict[str, list[float]]
-
-    def median(self, figure: str) -> float:
-        return statistics.median(self.figures[figure])
-
-
-Results = dict[tuple[str, str], Measured]
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What one figure should be; `values` has it for each round."""
-
-    text: str
-    values: Callable[[Results], list[float]]
-    limit: float
-    at_least: bool
-    unit: str
-    stretch: float | None = None
-
-    def judge(self, results: Results) -> tuple[str, str]:
-        """What was measured, and whether that was expected."""
-        value = statistics.median(self.values(results))
-        met = "met" if (value >= self.limit if self.at_least else value < self.limit) else "missed"
-        if self.stretch is not None:
-            met += f"; {self.stretch:g} {'met' if value >= self.stretch else 'missed'}"
-        return f"{value:.2f}{self.unit}", met
-
-
 def times_the_calls(case: str, rival: str) -> Callable[[Results], list[float]]:
     return lambda results: ratios(results, case, rival, "calls_per_s")
 
 
 def share_of_p99(case: str, rival: str) -> Callable[[Results], list[float]]:
     return lambda results: ratios(results, case, rival, "p99_us")
-
-
-def ratios(results: Results, case: str, rival: str, figure: str) -> list[float]:
-    """Headrace's figure by the rival's, round by round."""
-    ours, theirs = (results[case, name].figures[figure] for name in (SUBJECT, rival))
-    return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
 def more_us_per_call(case: str, rival: str) -> Callable[[Results], list[float]]:
@@ -320,15 +280,8 @@ EXPECTED = (
 )  # fmt: skip
 
 
-def results_of(kept: dict[str, Any]) -> Results:
-    found: Results = {}
-    for one in kept["rounds"]:
-        for entry in one["cases"]:
-            key = (entry["case"], entry["contestant"])
-            measured = found.setdefault(key, Measured(entry["setting"], {}))
-            for name, value in entry.items():
-                if isinstance(value, (int, float)):
-                    measured.figures.setdefault(name, []).append(value)
+def results_with_memory(kept: dict[str, Any]) -> Results:
+    found = results_of(one["cases"] for one in kept["rounds"])
     figures = {key: [one["memory"][key] for one in kept["rounds"]] for key in ("loaded_bytes", "served_bytes")}
     found["memory", SUBJECT] = Measured({}, figures)
     return found
@@ -336,27 +289,19 @@ def results_of(kept: dict[str, Any]) -> Results:
 
 def table(kept: dict[str, Any], file_name: str) -> str:
     """The result in Markdown: what was expected, then every case."""
-    results = results_of(kept)
+    results = results_with_memory(kept)
     packages = ", ".join(f"{name} {version}" for name, version in kept["packages"].items())
     lines = [
         f"{kept['cpu']}, {kept['cores']} cores, Python {kept['python']}, {packages}, {kept['date'][:10]},",
         f"medians of {len(kept['rounds'])} rounds ([raw](results/{file_name})).",
         "",
-        "| expected | measured | |",
-        "|---|---:|---|",
-    ]
-    for expectation in EXPECTED:
-        value, met = expectation.judge(results)
-        lines.append(f"| {expectation.text} | {value} | {met} |")
-    lines += [
+        *expected_table(EXPECTED, results),
         "",
         "| | calls/s | Headrace's, times these | p50 | p99 | longest | CPU per call | switches per call | |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for case in CASES:
-        for name in CONTESTANTS[case.work]:
-            if (str(case), name) in results:
-                lines.append(line_of(results, str(case), name))
+        lines += [line_of(results, str(case), name) for name in CONTESTANTS[case.work] if (str(case), name) in results]
     return "\n".join(lines)
 
 
@@ -374,10 +319,6 @@ def line_of(results: Results, case: str, name: str) -> str:
         f"| {us(one.median('p99_us'))} | {us(one.median('max_us'))} | {us(one.median('cpu_us_per_call'))} "
         f"| {one.median('switches_per_call'):.2f} | {', '.join(remarks)} |"
     )
-
-
-def us(value: float) -> str:
-    return f"{value:.1f} us" if value < 100 else f"{value:,.0f} us"
 
 
 if __name__ == "__main__":
