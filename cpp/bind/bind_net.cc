@@ -152,7 +152,10 @@ std::unique_ptr<ServerHandle> make_server(const std::shared_ptr<Router>& router,
 void register_net(py::module_& module) {
   py::class_<CallHandle>(module, "HandlerCall", py::is_final(), "One message of a call that Python answers.")
       .def_property_readonly("path", [](const CallHandle& handle) { return handle.call().path(); })
-      .def_property_readonly("message", [](const CallHandle& handle) { return py::bytes(handle.call().message()); })
+      .def_property_readonly("message",
+                             [](const CallHandle& handle) {
+                               return py::bytes(handle.call().message().data(), handle.call().message().size());
+                             })
       .def(
           "answer",
           [](const CallHandle& handle, const py::bytes& response) {

@@ -60,7 +60,8 @@ Status not_encoded(Encoding encoding, std::string_view why) {
   return Internal("a message that is not " + std::string(encoding_name(encoding)) + ": " + std::string(why));
 }
 
-Status inflate_into(Encoding encoding, std::span<const std::byte> message, std::size_t bytes_max, std::string* out) {
+Status inflate_into(Encoding encoding, std::span<const std::byte> message, std::size_t bytes_max, std::string* out,
+                    const MayGrow& may_grow) {
   Stream stream(&inflateEnd);
   if (inflateInit2(stream.get(), window_of(encoding)) != Z_OK) return out_of_memory();
   stream->next_in = input_of(message);
@@ -70,6 +71,7 @@ Status inflate_into(Encoding encoding, std::span<const std::byte> message, std::
   std::size_t room = std::min(std::max(kFirstBytes, 2 * message.size()), room_max);
   for (;;) {
     const std::size_t done = stream->total_out;
+    if (Status status = may_grow(room); !status.ok()) return status;
     out->resize(room);
     stream->next_out = room_in(out, done);
     stream->avail_out = static_cast<uInt>(room - done);
@@ -136,10 +138,12 @@ Encoding choose_encoding(std::string_view accepted) {
   return Encoding::kIdentity;
 }
 
-Status inflate(Encoding encoding, std::span<const std::byte> message, std::size_t bytes_max, std::string* out) try {
+Status inflate(Encoding encoding, std::span<const std::byte> message, std::size_t bytes_max, std::string* out,
+               const MayGrow& may_grow) try {
   bytes_max = std::min(bytes_max, kMessageBytesMax);
-  if (encoding != Encoding::kIdentity) return inflate_into(encoding, message, bytes_max, out);
+  if (encoding != Encoding::kIdentity) return inflate_into(encoding, message, bytes_max, out, may_grow);
   if (message.size() > bytes_max) return too_large(bytes_max);
+  if (Status status = may_grow(message.size()); !status.ok()) return status;
   out->assign(reinterpret_cast<const char*>(message.data()), message.size());
   return {};
 } catch (const std::bad_alloc&) {

@@ -34,7 +34,7 @@ Status Dispatcher::dispatch(Call& call, MessagePtr message, bool compressed, std
     case Method::Kind::kHealthWatch:
       return watch_health(call, text_of(*message));
     default:
-      return handle(call, text_of(*message));
+      return handle(call, std::move(message));
   }
 }
 
@@ -90,9 +90,9 @@ Status Dispatcher::watch_health(Call& call, std::string_view message) {
   return status;
 }
 
-Status Dispatcher::handle(Call& call, std::string_view message) {
+Status Dispatcher::handle(Call& call, MessagePtr message) {
   auto handler_call = std::make_unique<HandlerCall>(
-      call.head.method().path, std::string(message),
+      call.head.method().path, std::move(message),
       [inbox = inbox_, token = call.token](const Status& status, std::string_view response) {
         inbox->answer({token, status, std::string(response)});
       });
@@ -113,9 +113,12 @@ void Dispatcher::announce() {
 
 // The message in place of its compressed form.
 Status Dispatcher::inflated(Encoding encoding, MessagePtr* message) const {
+  ByteCharge charge(*group_.budget);
   std::string text;
-  Status status = inflate(encoding, (*message)->bytes(), group_.options.message_bytes_max, &text);
+  Status status = inflate(encoding, (*message)->bytes(), group_.options.message_bytes_max, &text,
+                          [&](std::size_t bytes) { return charge.grow_to(bytes); });
   if (!status.ok()) return status;
+  *message = nullptr;
   *message = Message::try_allocate(text.size(), group_.budget, inbox_);
   if (*message == nullptr || !(*message)->try_charge(text.size())) return group_.budget->refusal(text.size());
   text.copy(reinterpret_cast<char*>((*message)->data()), text.size());

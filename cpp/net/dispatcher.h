@@ -36,7 +36,7 @@ class Dispatcher {
   Status enqueue(Lane& lane, const RequestPtr& request);
   Status check_health(Call& call, std::string_view message);
   Status watch_health(Call& call, std::string_view message);
-  Status handle(Call& call, std::string_view message);
+  Status handle(Call& call, MessagePtr message);
   Status inflated(Encoding encoding, MessagePtr* message) const;
 
   LoopGroup& group_;

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-HandlerCall::HandlerCall(std::string path, std::string message, Answer answer)
+HandlerCall::HandlerCall(std::string path, MessagePtr message, Answer answer)
     : path_(std::move(path)), message_(std::move(message)), answer_(std::move(answer)) {}
 
 HandlerCall::~HandlerCall() { answer(Internal(path_ + ": the handler gave no answer"), {}); }

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "core/status.h"
+#include "net/message.h"
 
 namespace headrace {
 
@@ -27,18 +28,18 @@ class HandlerCall {
   // Takes the answer, once, on whatever thread; after the client has gone it does nothing.
   using Answer = std::function<void(const Status& status, std::string_view response)>;
 
-  HandlerCall(std::string path, std::string message, Answer answer);
+  HandlerCall(std::string path, MessagePtr message, Answer answer);
   HandlerCall(const HandlerCall&) = delete;
   HandlerCall& operator=(const HandlerCall&) = delete;
   ~HandlerCall();
 
   const std::string& path() const { return path_; }
-  const std::string& message() const { return message_; }
+  std::string_view message() const { return {reinterpret_cast<const char*>(message_->data()), message_->size()}; }
   void answer(const Status& status, std::string_view response);
 
  private:
   const std::string path_;
-  const std::string message_;
+  const MessagePtr message_;
   Answer answer_;  // empty once it was called
 };
 

@@ -75,6 +75,7 @@ struct LoopGroup {
   const SystemClock clock;
   const std::shared_ptr<ByteBudget> budget;  // kept by every message
   std::atomic<std::size_t> connections{0};
+  std::atomic<std::size_t> requests{0};  // that count
   std::atomic<Phase> phase{Phase::kServing};
   std::atomic<std::int64_t> close_at_ns{kNever};  // of kEnding: set before it
   std::atomic<bool> was_late{false};              // in kEnding there was a call without an answer

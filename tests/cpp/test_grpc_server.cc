@@ -277,7 +277,7 @@ class Handlers {
       if (call->message() == "fail")
         call->answer(NotFound("no such thing"), {});
       else if (call->message() != "forget")
-        call->answer({}, call->path() + ":" + call->message());
+        call->answer({}, call->path() + ":" + std::string(call->message()));
     }
   }
 

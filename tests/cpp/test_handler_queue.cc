@@ -19,7 +19,9 @@ namespace {
 // What the calls of a test were answered with, in order.
 class Answers {
  public:
-  std::unique_ptr<HandlerCall> call(std::string message) {
+  std::unique_ptr<HandlerCall> call(std::string_view text) {
+    MessagePtr message = Message::try_allocate(text.size(), budget_, nullptr);
+    text.copy(reinterpret_cast<char*>(message->data()), text.size());
     return std::make_unique<HandlerCall>("/a.B/C", std::move(message),
                                          [this](const Status& status, std::string_view response) {
                                            std::lock_guard lock(mutex_);
@@ -37,6 +39,7 @@ class Answers {
   }
 
  private:
+  const std::shared_ptr<ByteBudget> budget_ = std::make_shared<ByteBudget>(1 << 20);
   mutable std::mutex mutex_;
   std::vector<Code> codes_;
   std::vector<std::string> responses_;
