@@ -56,6 +56,10 @@ struct Call {
   std::size_t position = 0;  // among its connection's calls
   State state = State::kHead;
   bool received_all = false;  // the client has ended its side
+  bool counted = false;       // among the group's requests
+
+  std::int64_t since_ns = 0;  // since when it receives: its head, or a message; or has sent nothing of what it has to
+  std::size_t left_seen = 0;  // of what is being sent, at since_ns
 
   RequestHead head;
   MessageReader reader;

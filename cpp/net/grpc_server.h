@@ -29,9 +29,17 @@ struct GrpcServerOptions {
   std::size_t header_bytes_max = 16 << 10;  // of one header block
   std::uint32_t streams_max = 1 << 10;      // calls at a time on one connection
   std::size_t connections_max = 1 << 14;
+  std::size_t requests_max = 1 << 16;  // under way at a time, of all connections; health's do not count
   std::size_t buffered_bytes_max = std::size_t{1}
                                    << 30;  // of messages that are being received and sent, of all connections
-  std::int64_t idle_ns = 0;                // a connection without calls is closed after it; 0: never
+
+  // 0: never.
+  std::int64_t request_ns = 60'000'000'000;  // for a request to come in whole, and for a client to take any of a reply
+  std::int64_t idle_ns = 0;                  // a connection without calls is closed after it
+  std::int64_t age_ns = 0;        // a client is sent elsewhere when its connection is so old, give or take 10%
+  std::int64_t age_grace_ns = 0;  // and then the connection is closed, whatever is under way on it
+  std::int64_t ping_ns = 0;       // a client that was not heard of for so long is asked whether it is there
+  std::int64_t ping_answer_ns = 20'000'000'000;  // for its answer
 };
 
 struct LoopGroup;

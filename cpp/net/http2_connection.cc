@@ -37,7 +37,10 @@ Http2Connection::Http2Connection(ServerLoop& loop, std::unique_ptr<ByteStream> s
     : loop_(loop),
       stream_(std::move(stream)),
       writer_(*loop.group().budget, on_body_wanted),
-      idle_since_ns_(loop.now_ns()),
+      opened_ns_(loop.now_ns()),
+      idle_since_ns_(opened_ns_),
+      heard_ns_(opened_ns_),
+      moved_ns_(opened_ns_),
       resets_allowed_(kResetsMax),
       resets_counted_at_ns_(loop.now_ns()) {
   if (nghttp2_session_server_new2(&session_, callbacks(), this, loop.http2_options()) != 0) {
@@ -101,6 +104,7 @@ void Http2Connection::receive(std::span<std::byte> buffer) {
 void Http2Connection::terminate(std::uint32_t error) {
   nghttp2_session_terminate_session(session_, error);
   closing_ = true;
+  loop_.send_later(*this);
 }
 
 Call* Http2Connection::call_of(std::int32_t stream) {
@@ -113,6 +117,7 @@ int Http2Connection::on_begin_headers(nghttp2_session* session, const nghttp2_fr
   if (frame->headers.cat != NGHTTP2_HCAT_REQUEST) return 0;
   auto& connection = *static_cast<Http2Connection*>(self);
   Call& call = connection.loop_.calls().add(connection, frame->hd.stream_id);
+  call.since_ns = connection.loop_.now_ns();
   call.position = connection.calls_.size();
   connection.calls_.push_back(&call);
   connection.last_ = &call;
@@ -136,7 +141,9 @@ int Http2Connection::on_header(nghttp2_session*, const nghttp2_frame* frame, con
 
 int Http2Connection::on_frame(nghttp2_session*, const nghttp2_frame* frame, void* self) {
   auto& connection = *static_cast<Http2Connection*>(self);
+  connection.heard_ns_ = connection.loop_.now_ns();
   if (frame->hd.type == NGHTTP2_RST_STREAM) connection.reset_received();
+  if (frame->hd.type == NGHTTP2_SETTINGS) connection.greeted_ = true;
   if (frame->hd.type != NGHTTP2_HEADERS && frame->hd.type != NGHTTP2_DATA) return 0;
   Call* call = connection.call_of(frame->hd.stream_id);
   if (call == nullptr) return 0;
@@ -160,14 +167,27 @@ void Http2Connection::head_received(Call& call) {
     give_up(call);
     return writer_.fail_http(call, http_error);
   }
-  const Status status = call.head.check(loop_.group().options.header_bytes_max);
+  Status status = call.head.check(loop_.group().options.header_bytes_max);
+  if (status.ok()) status = admit(call);
   if (!status.ok()) fail(call, status);
+}
+
+Status Http2Connection::admit(Call& call) {
+  if (call.head.method().is_health()) return {};
+  LoopGroup& group = loop_.group();
+  const std::size_t requests_max = group.options.requests_max;
+  call.counted = group.requests.fetch_add(1, std::memory_order_relaxed) < requests_max;  // it orders nothing
+  if (call.counted) return {};
+  group.requests.fetch_sub(1, std::memory_order_relaxed);
+  return ResourceExhausted("the server has " + std::to_string(requests_max) +
+                           " requests under way, and takes no more (--grpc_requests_max)");
 }
 
 int Http2Connection::on_data(nghttp2_session* session, std::uint8_t, std::int32_t stream, const std::uint8_t* data,
                              std::size_t size, void* self) {
   auto& connection = *static_cast<Http2Connection*>(self);
   Call* call = connection.call_of(stream);
+  connection.heard_ns_ = connection.loop_.now_ns();
   nghttp2_session_consume_connection(session, size);
   if (call == nullptr) return 0;
   const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
@@ -183,6 +203,7 @@ int Http2Connection::on_data(nghttp2_session* session, std::uint8_t, std::int32_
 
 void Http2Connection::read(Call& call, std::span<const std::byte> data) {
   const LoopGroup& group = loop_.group();
+  if (call.responding && !call.reader.in_message()) call.since_ns = loop_.now_ns();  // a stream's next message
   const MessageReader::Limits limits{group.options.message_bytes_max, call.head.encoding() != Encoding::kIdentity};
   Status status = call.reader.read(&data, limits, group.budget, loop_.inbox());
   if (!status.ok()) return fail(call, status);
@@ -237,6 +258,7 @@ void Http2Connection::release(Call& call) {
   if (last_ == &call) last_ = nullptr;
   give_up(call);
   loop_.group().budget->give_back(call.charged);
+  if (call.counted) loop_.group().requests.fetch_sub(1, std::memory_order_relaxed);
   calls_[call.position] = calls_.back();
   calls_[call.position]->position = call.position;
   calls_.pop_back();
@@ -277,6 +299,7 @@ void Http2Connection::answer(Call& call, const Status& status, std::string respo
 void Http2Connection::fail(Call& call, const Status& status) {
   loop_.send_later(*this);
   give_up(call);
+  call.reader.reset();
   writer_.fail(call, status);
 }
 
@@ -321,7 +344,7 @@ int Http2Connection::on_frame_sent(nghttp2_session* session, const nghttp2_frame
 // Fetches bytes to send; false where nghttp2 has none.
 bool Http2Connection::fill() {
   out_.clear();
-  sent_ = 0;
+  sent_before_ += std::exchange(sent_, 0);
   while (out_.size() < kSendBytes) {
     const std::uint8_t* data = nullptr;
     const ssize_t size = nghttp2_session_mem_send(session_, &data);
@@ -345,29 +368,6 @@ bool Http2Connection::send() {
     sent_ += sent.bytes;
   }
   return !closed_;
-}
-
-void Http2Connection::announce_shutdown() {
-  nghttp2_submit_shutdown_notice(session_);
-  loop_.send_later(*this);
-}
-
-void Http2Connection::end() {
-  loop_.send_later(*this);
-  if (!is_established()) {
-    closed_ = true;
-    return;
-  }
-  for (Call* call : calls_) {
-    if (call->state == Call::State::kAnswered || call->state == Call::State::kHead) continue;
-    if (call->head.method().is_stream())
-      finish(*call);
-    else
-      fail(*call, Unavailable(call->state == Call::State::kWaiting ? "the server stopped before there was an answer"
-                                                                   : "the server is stopping"));
-  }
-  nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(session_),
-                        NGHTTP2_NO_ERROR, nullptr, 0);
 }
 
 }  // namespace headrace

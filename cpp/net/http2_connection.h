@@ -51,6 +51,8 @@ class Http2Connection {
   void announce_shutdown();
   // Answers what is under way, and closes once that is sent.
   void end();
+  // Ends what took too long.  When it is to be called again at the latest, unless something begins.
+  std::int64_t serve_time();
   // Sends no more.
   void hang_up() { stream_->end(); }
 
@@ -61,8 +63,6 @@ class Http2Connection {
   bool receives_by_sending() const { return stream_->receive_wants_room(); }
   // Whether the client has got as far as HTTP/2; a TLS handshake comes before it.
   bool is_established() const { return stream_->is_established(); }
-  // Since when it has had no call; kNever while it has one.
-  std::int64_t idle_since_ns() const { return calls_.empty() ? idle_since_ns_ : kNever; }
 
   std::uint32_t polled = 0;  // what the loop polls it for
   bool to_be_sent = false;   // it is in the loop's list
@@ -87,6 +87,7 @@ class Http2Connection {
 
   Call* call_of(std::int32_t stream);
   void head_received(Call& call);
+  Status admit(Call& call);
   void read(Call& call, std::span<const std::byte> data);
   void keep_backlog(Call& call, std::span<const std::byte> data);
   void read_backlog(Call& call);
@@ -101,6 +102,14 @@ class Http2Connection {
   bool fill();
   void terminate(std::uint32_t error);
 
+  // What serve_time() looks at.
+  class Due;
+  void close_at_once();
+  bool is_stuck(Due& due);
+  void serve_calls(Due& due);
+  void serve_age(Due& due);
+  void serve_pings(Due& due);
+
   ServerLoop& loop_;
   const std::unique_ptr<ByteStream> stream_;
   ResponseWriter writer_;
@@ -113,7 +122,18 @@ class Http2Connection {
   bool blocked_ = false;  // the stream takes no more
   bool closing_ = false;  // closes once everything is sent
   bool closed_ = false;   // to be let go of by the loop
-  std::int64_t idle_since_ns_ = 0;
+
+  const std::int64_t opened_ns_;
+  std::int64_t idle_since_ns_;
+  std::int64_t heard_ns_;          // when the last frame came
+  std::int64_t pinged_ns_ = 0;     // when it was last asked whether it is there
+  std::int64_t moved_ns_;          // when the socket was last seen to take something
+  std::size_t sent_before_ = 0;    // what was sent before out_
+  std::size_t sent_seen_ = 0;      // of all that is sent, at moved_ns_
+  bool greeted_ = false;           // the client's SETTINGS came
+  bool ending_ = false;            // end() was called
+  std::int64_t told_ns_ = kNever;  // when the client was told to go elsewhere for the connection's age
+  bool last_calls_told_ = false;   // and which calls are its last
 
   double resets_allowed_;
   std::int64_t resets_counted_at_ns_ = 0;

@@ -30,6 +30,9 @@ constexpr int kAcceptsPerTurn = 64;
 // How long nobody is accepted when the system has no room for a connection.
 constexpr std::int64_t kAcceptAgainNs = 100'000'000;
 
+// How often connections are looked at, at most, in the shortest of the times that they may take.
+constexpr std::int64_t kChecksPerWait = 16;
+
 constexpr std::int64_t kMillisecondNs = 1'000'000;
 
 // Frames that a header block may come in, beside those that a client needs for a block of the largest size.
@@ -39,11 +42,14 @@ constexpr std::size_t kHeaderFrameBytes = 16 << 10;
 }  // namespace
 
 ServerLoop::ServerLoop(LoopGroup& group) : group_(group), buffer_(kReceiveBytes) {
+  const GrpcServerOptions& options = group.options;
+  for (const std::int64_t wait_ns : {options.request_ns, options.idle_ns, options.age_ns, options.ping_ns})
+    if (wait_ns > 0) shortest_wait_ns_ = std::min(shortest_wait_ns_, wait_ns);
   nghttp2_option_new(&http2_options_);
   nghttp2_option_set_no_auto_window_update(http2_options_, 1);
   nghttp2_option_set_no_closed_streams(http2_options_, 1);
   nghttp2_option_set_max_continuations(http2_options_,
-                                       kContinuationsMax + group.options.header_bytes_max / kHeaderFrameBytes);
+                                       kContinuationsMax + options.header_bytes_max / kHeaderFrameBytes);
   // The connection counts resets itself.
   nghttp2_option_set_stream_reset_rate_limit(http2_options_, std::numeric_limits<std::uint32_t>::max(),
                                              std::numeric_limits<std::uint32_t>::max());
@@ -83,7 +89,7 @@ void ServerLoop::run() {
   sigset_t signals;  // the process's signals are the main thread's
   sigfillset(&signals);
   pthread_sigmask(SIG_SETMASK, &signals, nullptr);
-  if (group_.options.idle_ns > 0) idle_check_ns_ = after_ns(group_.clock.now_ns(), group_.options.idle_ns);
+  check_ns_ = after_ns(group_.clock.now_ns(), shortest_wait_ns_);
   while (phase_ != LoopGroup::Phase::kEnding || !connections_.empty()) turn();
 }
 
@@ -116,7 +122,7 @@ void ServerLoop::turn() {
 
 // How long the poll may last, in milliseconds, until something is due by time; -1: for ever.
 int ServerLoop::poll_wait_ms() {
-  std::int64_t due_ns = std::min(accept_again_ns_, idle_check_ns_);
+  std::int64_t due_ns = std::min(accept_again_ns_, check_ns_);
   if (phase_ == LoopGroup::Phase::kEnding) due_ns = std::min(due_ns, group_.close_at_ns.load());
   if (due_ns == kNever) return -1;
   const std::int64_t wait_ns = std::max<std::int64_t>(0, due_ns - group_.clock.now_ns());
@@ -249,17 +255,10 @@ void ServerLoop::serve_time() {
     accept_again_ns_ = kNever;
     poll_listeners();
   }
-  if (idle_check_ns_ > now_ns_) return;
-  idle_check_ns_ = after_ns(now_ns_, group_.options.idle_ns);
-  for (const auto& connection : connections_) {
-    const std::int64_t since_ns = connection->idle_since_ns();
-    if (since_ns == kNever) continue;
-    const std::int64_t until_ns = after_ns(since_ns, group_.options.idle_ns);
-    if (until_ns <= now_ns_)
-      connection->end();
-    else
-      idle_check_ns_ = std::min(idle_check_ns_, until_ns);
-  }
+  if (check_ns_ > now_ns_) return;
+  check_ns_ = after_ns(now_ns_, shortest_wait_ns_);  // what begins from now on is not due before
+  for (const auto& connection : connections_) check_ns_ = std::min(check_ns_, connection->serve_time());
+  check_ns_ = std::max(check_ns_, after_ns(now_ns_, shortest_wait_ns_ / kChecksPerWait));
 }
 
 // ---- Stopping -------------------------------------------------------------------------------------------------------

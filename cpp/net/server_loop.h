@@ -93,7 +93,8 @@ class ServerLoop {
   std::vector<std::byte> buffer_;
   ReplyInbox::Taken taken_;
   std::int64_t now_ns_ = 0;
-  std::int64_t idle_check_ns_ = kNever;
+  std::int64_t shortest_wait_ns_ = kNever;               // of those that connections may take
+  std::int64_t check_ns_ = kNever;                       // when connections are to be looked at
   LoopGroup::Phase phase_ = LoopGroup::Phase::kServing;  // that it has followed
   bool drained_ = false;                                 // and said so
 };

@@ -40,6 +40,33 @@ inline std::string framed(std::string_view message, bool compressed = false) {
   return bytes.append(message);
 }
 
+// What a client begins with, before its SETTINGS.
+inline constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+inline std::string frame(std::uint8_t type, std::uint8_t flags, std::uint32_t stream, std::string_view payload) {
+  std::string bytes;
+  for (int shift = 16; shift >= 0; shift -= 8) bytes += static_cast<char>(payload.size() >> shift);
+  bytes += static_cast<char>(type);
+  bytes += static_cast<char>(flags);
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(stream >> shift);
+  return bytes.append(payload);
+}
+
+// What the last frame of a connection, GOAWAY, gives as its error.
+inline std::uint32_t goaway_error(std::string_view bytes) {
+  std::uint32_t error = ~0u;
+  while (bytes.size() >= 9) {
+    std::size_t size = 0;
+    for (int i = 0; i < 3; ++i) size = size << 8 | static_cast<unsigned char>(bytes[i]);
+    if (bytes[3] == NGHTTP2_GOAWAY && bytes.size() >= 17) {
+      error = 0;
+      for (int i = 13; i < 17; ++i) error = error << 8 | static_cast<unsigned char>(bytes[i]);
+    }
+    bytes.remove_prefix(std::min(bytes.size(), size + 9));
+  }
+  return error;
+}
+
 class RawClient {
  public:
   explicit RawClient(int port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -233,6 +260,7 @@ class Http2Client {
   Stream& stream(std::int32_t id) { return streams_[id]; }
   int goaways() const { return goaways_; }
   std::uint32_t goaway_error() const { return goaway_error_; }
+  int pings() const { return pings_; }  // of the server
   std::uint32_t setting(nghttp2_settings_id id) { return nghttp2_session_get_remote_settings(session_, id); }
   nghttp2_session* session() { return session_; }
   RawClient& socket() { return socket_; }
@@ -288,6 +316,7 @@ class Http2Client {
   }
   static int on_frame(nghttp2_session*, const nghttp2_frame* frame, void* self) {
     if (frame->hd.type == NGHTTP2_PING && (frame->hd.flags & NGHTTP2_FLAG_ACK) != 0) of(self).pinged_ = true;
+    if (frame->hd.type == NGHTTP2_PING && (frame->hd.flags & NGHTTP2_FLAG_ACK) == 0) ++of(self).pings_;
     if (frame->hd.type == NGHTTP2_DATA) ++of(self).streams_[frame->hd.stream_id].data_frames;
     if (frame->hd.type != NGHTTP2_GOAWAY) return 0;
     ++of(self).goaways_;
@@ -318,6 +347,7 @@ class Http2Client {
   bool pinged_ = false;
   bool closed_ = false;
   int goaways_ = 0;
+  int pings_ = 0;
   std::uint32_t goaway_error_ = 0;
 };
 

@@ -20,32 +20,6 @@ using namespace std::string_literals;
 
 using Http2ConnectionTest = GrpcServerTest;
 
-constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-std::string frame(std::uint8_t type, std::uint8_t flags, std::uint32_t stream, std::string_view payload) {
-  std::string bytes;
-  for (int shift = 16; shift >= 0; shift -= 8) bytes += static_cast<char>(payload.size() >> shift);
-  bytes += static_cast<char>(type);
-  bytes += static_cast<char>(flags);
-  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(stream >> shift);
-  return bytes.append(payload);
-}
-
-// What the last frame of a connection, GOAWAY, gives as its error.
-std::uint32_t goaway_error(std::string_view bytes) {
-  std::uint32_t error = ~0u;
-  while (bytes.size() >= 9) {
-    std::size_t size = 0;
-    for (int i = 0; i < 3; ++i) size = size << 8 | static_cast<unsigned char>(bytes[i]);
-    if (bytes[3] == NGHTTP2_GOAWAY && bytes.size() >= 17) {
-      error = 0;
-      for (int i = 13; i < 17; ++i) error = error << 8 | static_cast<unsigned char>(bytes[i]);
-    }
-    bytes.remove_prefix(std::min(bytes.size(), size + 9));
-  }
-  return error;
-}
-
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
 TEST_F(Http2ConnectionTest, PutsAMessageTogetherFromFramesOfAnySize) {
@@ -252,6 +226,44 @@ TEST_F(Http2ConnectionTest, LimitsTheCallsAtATime) {
   for (int i = 0; i < 10; ++i) expect_ok(client.wait(calls[i]), response(static_cast<float>(i)));
 }
 
+// What a client begins before it has heard of the limit it may begin again elsewhere.
+TEST_F(Http2ConnectionTest, RefusesTheCallsBeyondThoseUnprocessed) {
+  start({.streams_max = 4});
+  runner_->hold();
+  Http2Client client(port_);
+  std::vector<std::int32_t> calls;
+  for (int i = 0; i < 6; ++i) calls.push_back(client.begin(kPredict, request(static_cast<float>(i))));
+  for (int i = 4; i < 6; ++i)
+    EXPECT_EQ(client.wait(calls[i]).error, static_cast<std::uint32_t>(NGHTTP2_REFUSED_STREAM));
+  runner_->release();
+  for (int i = 0; i < 4; ++i) expect_ok(client.wait(calls[i]), response(static_cast<float>(i)));
+}
+
+TEST_F(Http2ConnectionTest, LimitsTheRequestsOfAllConnections) {
+  start({.loops = 2, .requests_max = 3});
+  runner_->hold();
+  Http2Client first(port_), second(port_);
+  const std::int32_t a = first.begin(kPredict, request(1)), b = first.begin(kPredict, request(2));
+  ASSERT_TRUE(first.flush());
+  const std::int32_t c = second.begin(kUnary, "x");
+  ASSERT_TRUE(second.flush());
+  for (Http2Client* client : {&first, &second}) {
+    for (const std::string& path : {kPredict, kUnary, kPerMessage})
+      expect_error(client->call(path, request(3)), Code::kResourceExhausted,
+                   "the server has 3 requests under way, and takes no more (--grpc_requests_max)");
+    expect_ok(client->call(kHealthCheck, ""), std::string("\x08\x01"));
+  }
+  second.reset(c);
+  ASSERT_TRUE(second.flush());
+  const std::int32_t d = second.begin(kPredict, request(4));
+  ASSERT_TRUE(second.flush());
+  runner_->release();
+  expect_ok(first.wait(a), response(1));
+  expect_ok(first.wait(b), response(2));
+  expect_ok(second.wait(d), response(4));
+  for (int i = 0; i < 10; ++i) expect_ok(second.call(kPredict, request(5)), response(5));
+}
+
 TEST_F(Http2ConnectionTest, CarriesLargeMessagesBothWays) {
   start();
   Http2Client client(port_);
@@ -295,6 +307,48 @@ TEST_F(Http2ConnectionTest, LimitsTheBytesOfAllMessages) {
   EXPECT_FALSE(client.stream(announced).closed);
 }
 
+// A handler may take its time, and its message is there until it is let go of.
+TEST_F(Http2ConnectionTest, CountsTheMessagesThatHandlersHave) {
+  start({.buffered_bytes_max = 1 << 20});
+  Http2Client client(port_);
+  const std::string message(700'000, 'x');
+  const std::int32_t first = client.begin(kUnary, message);
+  while (!client.sent_all(first)) ASSERT_TRUE(client.flush());
+  ASSERT_TRUE(client.flush());
+  std::unique_ptr<HandlerCall> call = handlers_.next();
+  EXPECT_TRUE(call->message() == message);
+  expect_error(client.call(kUnary, message), Code::kResourceExhausted, "they would pass the limit of 1048576");
+  call->answer({}, "done");
+  expect_ok(client.wait(first), "done");
+  call = nullptr;
+  const std::int32_t second = client.begin(kUnary, message);
+  while (!client.sent_all(second)) ASSERT_TRUE(client.flush());
+  ASSERT_TRUE(client.flush());
+  EXPECT_TRUE(handlers_.next()->message() == message);
+}
+
+TEST_F(Http2ConnectionTest, CountsWhatComesOutOfCompressedMessages) {
+  start({.buffered_bytes_max = 1 << 20});
+  Http2Client client(port_);
+  for (Encoding encoding : {Encoding::kGzip, Encoding::kDeflate}) {
+    Http2Client::Headers headers = Http2Client::grpc_headers(kUnary);
+    headers.emplace_back("grpc-encoding", encoding_name(encoding));
+    const std::string much(64 << 20, 'x'), little(200'000, 'x');
+    std::string large;
+    ASSERT_TRUE(deflate(encoding, std::as_bytes(std::span(much)), &large).ok());
+    expect_error(client.wait(client.begin(headers, framed(large, true))), Code::kResourceExhausted,
+                 "they would pass the limit of 1048576 (--grpc_buffered_bytes_max)");
+    std::string small;
+    ASSERT_TRUE(deflate(encoding, std::as_bytes(std::span(little)), &small).ok());
+    const std::int32_t id = client.begin(headers, framed(small, true));
+    ASSERT_TRUE(client.flush());
+    const std::unique_ptr<HandlerCall> call = handlers_.next();
+    EXPECT_TRUE(call->message() == little);
+    call->answer({}, "done");
+    expect_ok(client.wait(id), "done");
+  }
+}
+
 TEST_F(Http2ConnectionTest, LimitsTheBytesOfResponsesThatNobodyReads) {
   start({.buffered_bytes_max = 1 << 20});
   Http2Client client(port_, 0);
@@ -325,20 +379,6 @@ TEST_F(Http2ConnectionTest, LimitsTheConnections) {
     Http2Client third(port_);
     if (third.flush()) return expect_ok(third.call(kPredict, request(1)), response(1));
   }
-}
-
-TEST_F(Http2ConnectionTest, ClosesIdleConnections) {
-  start({.idle_ns = 20'000'000});
-  runner_->hold();
-  Http2Client busy(port_), idle(port_);
-  const std::int32_t call = busy.begin(kPredict, request(1));
-  ASSERT_TRUE(busy.flush());
-  EXPECT_TRUE(idle.wait_closed());
-  EXPECT_EQ(idle.goaway_error(), static_cast<std::uint32_t>(NGHTTP2_NO_ERROR));
-  ASSERT_TRUE(busy.flush());
-  runner_->release();
-  expect_ok(busy.wait(call), response(1));
-  EXPECT_TRUE(busy.wait_closed());
 }
 
 // Whatever a client does, others are served, and every call of it is answered or forgotten.
