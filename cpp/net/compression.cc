@@ -23,6 +23,9 @@ constexpr int kMemoryLevel = 8;
 
 constexpr std::size_t kFirstBytes = 1 << 10;
 
+// After so many bytes whoever waits is asked whether to go on.
+constexpr std::size_t kStepBytes = 4 << 20;
+
 int window_of(Encoding encoding) { return encoding == Encoding::kGzip ? kGzipWindow : kZlibWindow; }
 
 // zlib reads through a pointer to what is not const.
@@ -74,7 +77,7 @@ Status inflate_into(Encoding encoding, std::span<const std::byte> message, std::
     if (Status status = may_grow(room); !status.ok()) return status;
     out->resize(room);
     stream->next_out = room_in(out, done);
-    stream->avail_out = static_cast<uInt>(room - done);
+    stream->avail_out = static_cast<uInt>(std::min(room - done, kStepBytes));
     const int result = ::inflate(stream.get(), Z_NO_FLUSH);
     if (stream->total_out > bytes_max) return too_large(bytes_max);
     if (result == Z_STREAM_END) break;
@@ -82,24 +85,31 @@ Status inflate_into(Encoding encoding, std::span<const std::byte> message, std::
     if (result != Z_OK && result != Z_BUF_ERROR)
       return not_encoded(encoding, stream->msg != nullptr ? stream->msg : "it needs a dictionary");
     if (stream->avail_out != 0) return not_encoded(encoding, "its end is missing");
-    room = std::min(2 * room, room_max);
+    if (stream->total_out == room) room = std::min(2 * room, room_max);
   }
   if (stream->avail_in != 0) return not_encoded(encoding, "something follows its end");
   out->resize(stream->total_out);
   return {};
 }
 
-Status deflate_into(Encoding encoding, std::span<const std::byte> message, std::string* out) {
+Status deflate_into(Encoding encoding, std::span<const std::byte> message, std::string* out, const MayGrow& may_grow) {
   Stream stream(&deflateEnd);
   if (deflateInit2(stream.get(), Z_DEFAULT_COMPRESSION, Z_DEFLATED, window_of(encoding), kMemoryLevel,
                    Z_DEFAULT_STRATEGY) != Z_OK)
     return out_of_memory();
-  out->resize(deflateBound(stream.get(), message.size()));
-  if (out->size() > std::numeric_limits<uInt>::max()) return out_of_memory();
+  const std::size_t room = deflateBound(stream.get(), message.size());
+  if (room > std::numeric_limits<uInt>::max()) return out_of_memory();
+  if (Status status = may_grow(room); !status.ok()) return status;
+  out->resize(room);
   stream->next_in = input_of(message);
-  stream->avail_in = static_cast<uInt>(message.size());
   stream->next_out = room_in(out, 0);
-  stream->avail_out = static_cast<uInt>(out->size());
+  stream->avail_out = static_cast<uInt>(room);
+  for (std::size_t left = message.size(); left > kStepBytes; left -= kStepBytes) {
+    stream->avail_in = static_cast<uInt>(kStepBytes);
+    if (::deflate(stream.get(), Z_NO_FLUSH) != Z_OK) return Internal("a message cannot be compressed");
+    if (Status status = may_grow(room); !status.ok()) return status;
+  }
+  stream->avail_in = static_cast<uInt>(message.size() - stream->total_in);
   if (::deflate(stream.get(), Z_FINISH) != Z_STREAM_END) return Internal("a message cannot be compressed");
   out->resize(stream->total_out);
   return {};
@@ -150,8 +160,9 @@ Status inflate(Encoding encoding, std::span<const std::byte> message, std::size_
   return out_of_memory();
 }
 
-Status deflate(Encoding encoding, std::span<const std::byte> message, std::string* out) try {
-  if (encoding != Encoding::kIdentity) return deflate_into(encoding, message, out);
+Status deflate(Encoding encoding, std::span<const std::byte> message, std::string* out, const MayGrow& may_grow) try {
+  if (encoding != Encoding::kIdentity) return deflate_into(encoding, message, out, may_grow);
+  if (Status status = may_grow(message.size()); !status.ok()) return status;
   out->assign(reinterpret_cast<const char*>(message.data()), message.size());
   return {};
 } catch (const std::bad_alloc&) {

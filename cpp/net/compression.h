@@ -29,15 +29,17 @@ inline constexpr std::string_view kAcceptedEncodings = "identity, deflate, gzip"
 // The best of kAcceptedEncodings in a client's grpc-accept-encoding, in the client's order; kIdentity if there is none.
 Encoding choose_encoding(std::string_view accepted);
 
-// Whether a text may grow to so many bytes.
+// Whether a text may grow to so many bytes; asked before memory is taken, and again every few megabytes.  What it
+// answers, unless OK, is the end.
 using MayGrow = std::function<Status(std::size_t bytes)>;
 
-// RESOURCE_EXHAUSTED as soon as more than `bytes_max` would come out, INTERNAL for what is not so encoded.  `may_grow`
-// is asked before memory is taken, and what it answers, unless OK, is the end.
+// RESOURCE_EXHAUSTED as soon as more than `bytes_max` would come out, INTERNAL for what is not so encoded.
 Status inflate(
     Encoding encoding, std::span<const std::byte> message, std::size_t bytes_max, std::string* out,
     const MayGrow& may_grow = [](std::size_t) { return Status(); });
 
-Status deflate(Encoding encoding, std::span<const std::byte> message, std::string* out);
+Status deflate(
+    Encoding encoding, std::span<const std::byte> message, std::string* out,
+    const MayGrow& may_grow = [](std::size_t) { return Status(); });
 
 }  // namespace headrace

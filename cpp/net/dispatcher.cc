@@ -9,9 +9,11 @@
 #include <string_view>
 #include <utility>
 
+#include "net/codec_pool.h"
 #include "net/compression.h"
 #include "net/handler_queue.h"
 #include "net/health_table.h"
+#include "net/http2_connection.h"
 
 namespace headrace {
 namespace {
@@ -24,8 +26,7 @@ Status Dispatcher::dispatch(Call& call, MessagePtr message, bool compressed, std
   const Method& method = call.head.method();
   if (!method.is_health() && group_.phase.load() != LoopGroup::Phase::kServing)
     return Unavailable("the server is stopping");
-  if (compressed)
-    if (Status status = inflated(call.head.encoding(), &message); !status.ok()) return status;
+  if (compressed) return inflate(call, message, now_ns);
   switch (method.kind) {
     case Method::Kind::kPredict:
       return predict(call, message, now_ns);
@@ -111,18 +112,62 @@ void Dispatcher::announce() {
   unannounced_.clear();
 }
 
-// The message in place of its compressed form.
-Status Dispatcher::inflated(Encoding encoding, MessagePtr* message) const {
-  ByteCharge charge(*group_.budget);
+// ---- Compressed messages --------------------------------------------------------------------------------------------
+
+namespace {
+
+// Grows what `charge` takes of the budget, while somebody wants the outcome.
+MayGrow within(ByteCharge& charge, const CodecPool& codecs) {
+  return [&](std::size_t bytes) {
+    return codecs.is_closed() ? Unavailable("the server is stopping") : charge.grow_to(bytes);
+  };
+}
+
+// The message without its compression.
+Status inflated(Encoding encoding, Message& message, std::size_t bytes_max, LoopGroup& group,
+                const std::shared_ptr<ReplyInbox>& inbox, MessagePtr* whole) {
+  ByteCharge charge(*group.budget);
   std::string text;
-  Status status = inflate(encoding, (*message)->bytes(), group_.options.message_bytes_max, &text,
-                          [&](std::size_t bytes) { return charge.grow_to(bytes); });
+  const MayGrow may_grow = within(charge, group.codecs);
+  Status status = headrace::inflate(encoding, message.bytes(), bytes_max, &text, may_grow);
   if (!status.ok()) return status;
-  *message = nullptr;
-  *message = Message::try_allocate(text.size(), group_.budget, inbox_);
-  if (*message == nullptr || !(*message)->try_charge(text.size())) return group_.budget->refusal(text.size());
-  text.copy(reinterpret_cast<char*>((*message)->data()), text.size());
+  *whole = Message::try_allocate(text.size(), group.budget, inbox);
+  if (*whole == nullptr || !(*whole)->try_charge(text.size())) return group.budget->refusal(text.size());
+  text.copy(reinterpret_cast<char*>((*whole)->data()), text.size());
   return {};
+}
+
+}  // namespace
+
+// What is small, and stays small, is inflated here; all else by the pool.
+Status Dispatcher::inflate(Call& call, const MessagePtr& message, std::int64_t now_ns) {
+  const Encoding encoding = call.head.encoding();
+  const std::size_t bytes_max = group_.options.message_bytes_max;
+  if (message->size() <= CodecPool::kInlineBytesMax) {
+    const std::size_t inline_bytes_max = std::min(bytes_max, 4 * CodecPool::kInlineBytesMax);
+    MessagePtr whole;
+    const Status status = inflated(encoding, *message, inline_bytes_max, group_, inbox_, &whole);
+    if (status.ok()) return dispatch(call, std::move(whole), false, now_ns);
+    if (status.code() != Code::kResourceExhausted) return status;
+  }
+  // The group closes its pool before it goes.
+  group_.codecs.run([=, &group = group_, inbox = inbox_, token = call.token] {
+    MessagePtr whole;
+    const Status status = inflated(encoding, *message, bytes_max, group, inbox, &whole);
+    inbox->resume({token, [=](Call& call) { call.connection->inflated(call, status, whole, now_ns); }});
+  });
+  return {};
+}
+
+void Dispatcher::deflate(const Call& call, std::function<std::string_view()> text) {
+  group_.codecs.run([encoding = call.head.reply_encoding(), &group = group_, inbox = inbox_, token = call.token,
+                     text = std::move(text)] {
+    ByteCharge charge(*group.budget);
+    auto deflated = std::make_shared<std::string>();
+    const MayGrow may_grow = within(charge, group.codecs);
+    const Status status = headrace::deflate(encoding, std::as_bytes(std::span(text())), deflated.get(), may_grow);
+    inbox->resume({token, [=](Call& call) { call.connection->deflated(call, status, std::move(*deflated)); }});
+  });
 }
 
 }  // namespace headrace

@@ -7,8 +7,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "net/call.h"
@@ -25,6 +27,10 @@ class Dispatcher {
   // `now_ns` is when the message came.
   Status dispatch(Call& call, MessagePtr message, bool compressed, std::int64_t now_ns);
 
+  // Has the codec pool deflate the response that `text` returns, which is valid for as long as `text` lives; the call's
+  // connection goes on with it.
+  void deflate(const Call& call, std::function<std::string_view()> text);
+
   // The client does not wait any more: what was handed on is taken back where that is possible.
   void abandon(Call& call);
 
@@ -37,7 +43,7 @@ class Dispatcher {
   Status check_health(Call& call, std::string_view message);
   Status watch_health(Call& call, std::string_view message);
   Status handle(Call& call, MessagePtr message);
-  Status inflated(Encoding encoding, MessagePtr* message) const;
+  Status inflate(Call& call, const MessagePtr& message, std::int64_t now_ns);
 
   LoopGroup& group_;
   const std::shared_ptr<ReplyInbox> inbox_;

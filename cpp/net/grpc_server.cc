@@ -80,6 +80,7 @@ bool GrpcServer::stop(std::int64_t drain_ns, std::int64_t send_ns) {
   move_to(*group_, loops_, Phase::kEnding);
   for (const auto& loop : loops_) loop->join();
   loops_.clear();
+  group_->codecs.close();
   return !group_->was_late;
 }
 

@@ -28,6 +28,11 @@ constexpr std::size_t kFramesWaitingMax = 10'000;
 constexpr double kResetsMax = 10'000;
 constexpr double kResetsPerSecond = 2'000;
 
+// Whether a response is better deflated elsewhere.
+bool is_for_the_pool(const Call& call, std::string_view response) {
+  return response.size() > CodecPool::kInlineBytesMax && call.head.reply_encoding() != Encoding::kIdentity;
+}
+
 // A header block that is so many times larger than it may be is not even read to its end.
 constexpr std::size_t kHeaderExcess = 4;
 
@@ -217,6 +222,11 @@ void Http2Connection::read(Call& call, std::span<const std::byte> data) {
   keep_backlog(call, data);
 }
 
+void Http2Connection::inflated(Call& call, Status status, const MessagePtr& message, std::int64_t now_ns) {
+  if (status.ok()) status = loop_.dispatcher().dispatch(call, message, false, now_ns);
+  if (!status.ok()) fail(call, status);
+}
+
 // What follows a message waits until that is answered, if it may have meaning: a method that takes one message lets
 // further ones pass, as other gRPC servers do.
 void Http2Connection::keep_backlog(Call& call, std::span<const std::byte> data) {
@@ -270,12 +280,12 @@ void Http2Connection::release(Call& call) {
 
 void Http2Connection::reply(Call& call) {
   const Status& status = call.request->status;
+  if (!status.ok()) return fail(call, status);
+  if (is_for_the_pool(call, call.request->response()))
+    return loop_.dispatcher().deflate(call, [request = call.request] { return std::string_view(request->response()); });
   waits_no_more(call);
   loop_.send_later(*this);
-  if (status.ok())
-    writer_.reply(call, call.request->response());
-  else
-    writer_.fail(call, status);
+  writer_.reply(call, call.request->response());
 }
 
 void Http2Connection::answer(Call& call, const Status& status, std::string response) {
@@ -283,6 +293,8 @@ void Http2Connection::answer(Call& call, const Status& status, std::string respo
   const Method& method = call.head.method();
   loop_.send_later(*this);
   if (!method.is_stream()) {
+    if (is_for_the_pool(call, response))
+      return loop_.dispatcher().deflate(call, [response = std::move(response)] { return std::string_view(response); });
     waits_no_more(call);
     call.response = std::move(response);
     return writer_.reply(call, call.response);
@@ -293,6 +305,13 @@ void Http2Connection::answer(Call& call, const Status& status, std::string respo
   waits_no_more(call);
   call.state = Call::State::kReceiving;
   read_backlog(call);
+}
+
+void Http2Connection::deflated(Call& call, const Status& status, std::string response) {
+  if (!status.ok()) return fail(call, status);
+  waits_no_more(call);
+  loop_.send_later(*this);
+  writer_.reply_deflated(call, std::move(response));
 }
 
 // Answers with an error, or ends a stream with it.

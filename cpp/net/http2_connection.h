@@ -42,8 +42,13 @@ class Http2Connection {
   // Stage 8.  Sends what the stream takes.  Whether it is to be called again before the loop sleeps.
   bool send();
 
+  // Stage 2: a message that the codec pool has inflated; `now_ns` is when it came.
+  void inflated(Call& call, Status status, const MessagePtr& message, std::int64_t now_ns);
+
   // Stage 8: the response of a request that was answered.
   void reply(Call& call);
+  // Stage 8: a response that the codec pool has deflated.
+  void deflated(Call& call, const Status& status, std::string response);
   // The answer of a handler or the health table: a message, or the end.
   void answer(Call& call, const Status& status, std::string response);
 

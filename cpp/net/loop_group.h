@@ -18,6 +18,7 @@
 #include "core/clock.h"
 #include "net/byte_budget.h"
 #include "net/byte_stream.h"
+#include "net/codec_pool.h"
 #include "net/descriptor.h"
 #include "net/grpc_server.h"
 #include "net/method_table.h"
@@ -35,6 +36,8 @@ struct LoopGroup {
     kDraining,  // nobody new may connect, and clients are told to go elsewhere
     kEnding,    // what is not answered is answered with UNAVAILABLE; connections close once all is sent
   };
+
+  static constexpr int kCodecThreads = 2;
 
   LoopGroup(std::shared_ptr<const Router> router, MethodTable methods, HandlerQueue& handlers, HealthTable& health,
             const GrpcServerOptions& options)
@@ -74,6 +77,7 @@ struct LoopGroup {
   const GrpcServerOptions options;
   const SystemClock clock;
   const std::shared_ptr<ByteBudget> budget;  // kept by every message
+  CodecPool codecs{kCodecThreads};
   std::atomic<std::size_t> connections{0};
   std::atomic<std::size_t> requests{0};  // that count
   std::atomic<Phase> phase{Phase::kServing};

@@ -24,6 +24,13 @@ void ReplyInbox::answer(Answer answer) {
   wake_if_asleep();
 }
 
+void ReplyInbox::resume(Resumption resumption) {
+  std::lock_guard lock(mutex_);
+  if (closed_) return;
+  waiting_.resumptions.push_back(std::move(resumption));
+  wake_if_asleep();
+}
+
 void ReplyInbox::adopt(Descriptor socket) {
   std::lock_guard lock(mutex_);
   if (closed_) return;
@@ -45,8 +52,7 @@ void ReplyInbox::wake_if_asleep() {
 
 bool ReplyInbox::try_sleep() {
   std::lock_guard lock(mutex_);
-  const bool empty = waiting_.replies.empty() && waiting_.answers.empty() && waiting_.sockets.empty();
-  asleep_ = empty && !std::exchange(called_, false);
+  asleep_ = waiting_.empty() && !std::exchange(called_, false);
   return asleep_;
 }
 

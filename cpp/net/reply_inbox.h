@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ReplyInbox: what other threads have for a loop: replies of batches, answers of handlers, new connections.
+// ReplyInbox: what other threads have for a loop: replies of batches, answers of handlers, coded messages, connections.
 //
-// Thread safety: deliver(), answer(), adopt(), wake() and close() from any thread; the rest by the loop.
+// Thread safety: deliver(), answer(), resume(), adopt(), wake() and close() from any thread; the rest by the loop.
 // Ownership: kept by every request under way, which may outlive the loop.
 // Progress: a mutex is held for a moment; a system call is made only if the loop sleeps, and once until it wakes.
 
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -21,6 +22,8 @@
 
 namespace headrace {
 
+struct Call;
+
 class ReplyInbox final : public ReplySink {
  public:
   // The answer to a call that is no Predict, or one message of it.
@@ -30,9 +33,18 @@ class ReplyInbox final : public ReplySink {
     std::string response;
   };
 
+  // What the loop does with a call once its message was inflated or deflated, unless its client has gone.
+  struct Resumption {
+    std::uint64_t token = 0;
+    std::function<void(Call&)> then;
+  };
+
   struct Taken {
+    bool empty() const { return replies.empty() && answers.empty() && resumptions.empty() && sockets.empty(); }
+
     std::vector<RequestPtr> replies;
     std::vector<Answer> answers;
+    std::vector<Resumption> resumptions;
     std::vector<Descriptor> sockets;
   };
 
@@ -40,6 +52,7 @@ class ReplyInbox final : public ReplySink {
 
   void deliver(std::span<const RequestPtr> answered) noexcept override;
   void answer(Answer answer);
+  void resume(Resumption resumption);
   void adopt(Descriptor socket);
   void wake();
 

@@ -61,16 +61,20 @@ void ResponseWriter::give_back(Call& call, std::size_t bytes) {
 
 void ResponseWriter::reply(Call& call, std::string_view bytes) {
   const Encoding encoding = call.head.reply_encoding();
-  const bool compressed = encoding != Encoding::kIdentity;
-  Status status;
-  if (compressed) {
-    std::string deflated;
-    status = deflate(encoding, std::as_bytes(std::span(bytes)), &deflated);
-    call.response = std::move(deflated);
-    bytes = call.response;
-  }
-  if (status.ok()) status = charge(call, bytes.size());
+  if (encoding == Encoding::kIdentity) return reply(call, bytes, false);
+  std::string deflated;
+  const Status status = deflate(encoding, std::as_bytes(std::span(bytes)), &deflated);
   if (!status.ok()) return fail(call, status);
+  reply_deflated(call, std::move(deflated));
+}
+
+void ResponseWriter::reply_deflated(Call& call, std::string bytes) {
+  call.response = std::move(bytes);
+  reply(call, call.response, true);
+}
+
+void ResponseWriter::reply(Call& call, std::string_view bytes, bool compressed) {
+  if (const Status status = charge(call, bytes.size()); !status.ok()) return fail(call, status);
   call.sending = OutgoingMessage(bytes, compressed);
   call.ended = true;
   begin(call, compressed);

@@ -31,6 +31,8 @@ class ResponseWriter {
 
   // The only message of a response; `bytes` live as long as the call.
   void reply(Call& call, std::string_view bytes);
+  // The same, in the encoding that the client wants.
+  void reply_deflated(Call& call, std::string bytes);
   // One message of many.
   void push(Call& call, std::string message);
   // Ends what push() began, once it is sent; without a message before, an error is answered as fail() does.
@@ -47,6 +49,7 @@ class ResponseWriter {
   ssize_t next_part(Call& call, std::size_t size, std::uint32_t* flags);
 
  private:
+  void reply(Call& call, std::string_view bytes, bool compressed);
   void begin(Call& call, bool compressed);
   void submit_trailers(const Call& call);
 

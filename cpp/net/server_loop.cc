@@ -198,9 +198,14 @@ void ServerLoop::take_inbox() {
     if (call != nullptr && call->state == Call::State::kWaiting)
       call->connection->answer(*call, answer.status, std::move(answer.response));
   }
+  for (ReplyInbox::Resumption& resumption : taken_.resumptions) {
+    Call* call = calls_.find(resumption.token);
+    if (call != nullptr && call->state == Call::State::kWaiting) resumption.then(*call);
+  }
   for (Descriptor& socket : taken_.sockets) add_connection(std::move(socket));
   taken_.replies.clear();
   taken_.answers.clear();
+  taken_.resumptions.clear();
   taken_.sockets.clear();
 }
 

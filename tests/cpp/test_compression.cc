@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(Encodings, Compression,
                          [](const auto& info) { return std::string(encoding_name(info.param)); });
 
 TEST_P(Compression, GivesBackWhatItWasGiven) {
-  for (const std::size_t size : {0, 1, 100, 1'023, 1'024, 1'025, 100'000, 3'000'000}) {
+  for (const std::size_t size : {0, 1, 100, 1'023, 1'024, 1'025, 100'000, 5'000'000}) {
     for (const int letters : {1, 2, 256}) {
       const std::string text = random_text(size, letters);
       std::string out = "what was there before";
@@ -93,6 +93,19 @@ TEST_P(Compressing, StopsABombAtTheLimit) {
   std::string out;
   EXPECT_EQ(inflate(GetParam(), bytes_of(bomb), 1'000, &out).code(), Code::kResourceExhausted);
   EXPECT_LE(out.capacity(), 4'000u);
+}
+
+TEST_P(Compressing, AsksWhetherToGoOnAndEndsWhenToldSo) {
+  const std::string text(32 << 20, '\0');
+  const std::string encoded = deflated(GetParam(), text);
+  int asked = 0;
+  const MayGrow may_go_on = [&asked](std::size_t) { return ++asked < 3 ? Status() : Unavailable("enough"); };
+  std::string out;
+  EXPECT_EQ(deflate(GetParam(), bytes_of(text), &out, may_go_on).code(), Code::kUnavailable);
+  EXPECT_EQ(asked, 3);
+  asked = 0;
+  EXPECT_EQ(inflate(GetParam(), bytes_of(encoded), kAmple, &out, may_go_on).code(), Code::kUnavailable);
+  EXPECT_EQ(asked, 3);
 }
 
 TEST_P(Compressing, RefusesWhatWasCutShort) {

@@ -327,6 +327,69 @@ TEST_F(Http2ConnectionTest, CountsTheMessagesThatHandlersHave) {
   EXPECT_TRUE(handlers_.next()->message() == message);
 }
 
+// A message of so many zeros, deflated, in a call of its own.
+std::int32_t begin_bomb(Http2Client& client, std::size_t bytes) {
+  Http2Client::Headers headers = Http2Client::grpc_headers(kPredict);
+  headers.emplace_back("grpc-encoding", "deflate");
+  const std::string zeros(bytes, '\0');
+  std::string bomb;
+  EXPECT_TRUE(deflate(Encoding::kDeflate, std::as_bytes(std::span(zeros)), &bomb).ok());
+  const std::int32_t id = client.begin(headers, framed(bomb, true));
+  while (!client.sent_all(id)) EXPECT_TRUE(client.flush());
+  return id;
+}
+
+TEST_F(Http2ConnectionTest, ALargeCompressedMessageHoldsUpNobody) {
+  start();
+  Http2Client client(port_), other(port_);
+  bool overtaken = false;
+  for (int attempt = 0; attempt < 5 && !overtaken; ++attempt) {
+    const std::int32_t id = begin_bomb(client, 256 << 20);
+    expect_ok(other.call(kPredict, request(1)), response(1));
+    ASSERT_TRUE(client.flush());
+    overtaken = !client.stream(id).closed;
+    expect_error(client.wait(id), Code::kInvalidArgument, "");
+  }
+  EXPECT_TRUE(overtaken);
+}
+
+TEST_F(Http2ConnectionTest, ClientsMayLeaveAndServersStopWhileAMessageIsInflated) {
+  start();
+  Http2Client client(port_);
+  client.reset(begin_bomb(client, 256 << 20));
+  expect_ok(client.call(kPredict, request(1)), response(1));
+  {
+    Http2Client gone(port_);
+    begin_bomb(gone, 256 << 20);
+  }
+  const std::int32_t id = begin_bomb(client, 256 << 20);
+  ASSERT_TRUE(client.flush());
+  server_->stop(0, kSecondNs);
+  EXPECT_NE(client.wait(id).status(), "0");
+}
+
+TEST_F(Http2ConnectionTest, LargeResponsesAreCompressedToo) {
+  start();
+  Http2Client client(port_);
+  for (Encoding encoding : {Encoding::kGzip, Encoding::kDeflate}) {
+    const std::string name(encoding_name(encoding));
+    const Http2Client::Headers accepts = {{"grpc-encoding", name}, {"grpc-accept-encoding", name}};
+    const auto& answer = client.call(kPredict, request(1, 100'000), accepts);
+    EXPECT_EQ(answer.status(), "0") << answer.text();
+    EXPECT_EQ(answer.header("grpc-encoding"), name);
+    std::string inflated;
+    const Status status = inflate(encoding, std::as_bytes(std::span(answer.data).subspan(5)), 1 << 20, &inflated);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(inflated == response(1, 100'000));
+    const std::int32_t id = client.begin(kUnary, "message", accepts);
+    ASSERT_TRUE(client.flush());
+    handlers_.next()->answer({}, std::string(300'000, 'x'));
+    const auto& other = client.wait(id);
+    ASSERT_TRUE(inflate(encoding, std::as_bytes(std::span(other.data).subspan(5)), 1 << 20, &inflated).ok());
+    EXPECT_TRUE(inflated == std::string(300'000, 'x'));
+  }
+}
+
 TEST_F(Http2ConnectionTest, CountsWhatComesOutOfCompressedMessages) {
   start({.buffered_bytes_max = 1 << 20});
   Http2Client client(port_);
