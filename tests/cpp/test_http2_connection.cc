@@ -344,7 +344,7 @@ TEST_F(Http2ConnectionTest, ALargeCompressedMessageHoldsUpNobody) {
   Http2Client client(port_), other(port_);
   bool overtaken = false;
   for (int attempt = 0; attempt < 5 && !overtaken; ++attempt) {
-    const std::int32_t id = begin_bomb(client, 256 << 20);
+    const std::int32_t id = begin_bomb(client, 64 << 20);
     expect_ok(other.call(kPredict, request(1)), response(1));
     ASSERT_TRUE(client.flush());
     overtaken = !client.stream(id).closed;
@@ -356,13 +356,13 @@ TEST_F(Http2ConnectionTest, ALargeCompressedMessageHoldsUpNobody) {
 TEST_F(Http2ConnectionTest, ClientsMayLeaveAndServersStopWhileAMessageIsInflated) {
   start();
   Http2Client client(port_);
-  client.reset(begin_bomb(client, 256 << 20));
+  client.reset(begin_bomb(client, 64 << 20));
   expect_ok(client.call(kPredict, request(1)), response(1));
   {
     Http2Client gone(port_);
-    begin_bomb(gone, 256 << 20);
+    begin_bomb(gone, 64 << 20);
   }
-  const std::int32_t id = begin_bomb(client, 256 << 20);
+  const std::int32_t id = begin_bomb(client, 64 << 20);
   ASSERT_TRUE(client.flush());
   server_->stop(0, kSecondNs);
   EXPECT_NE(client.wait(id).status(), "0");
