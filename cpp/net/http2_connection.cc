@@ -89,6 +89,7 @@ const nghttp2_session_callbacks* Http2Connection::callbacks() {
 // ---- Stage 1: receive -----------------------------------------------------------------------------------------------
 
 bool Http2Connection::wants_to_receive() const {
+  if (stream_->receive_wants_room()) return false;
   return !blocked_ || nghttp2_session_get_outbound_queue_size(session_) < kFramesWaitingMax;
 }
 

@@ -18,6 +18,12 @@ namespace {
 constexpr std::size_t kReadAheadBytesMax = 18 << 10;
 static_assert(ByteStream::kReceiveBytesMin > kReadAheadBytesMax);
 
+// As OpenSSL's own sockets tell it: 1, 0 at an end, and -1, which a handshake must have to try again.
+int outcome(ssize_t count, std::size_t* moved) {
+  *moved = count > 0 ? static_cast<std::size_t>(count) : 0;
+  return count > 0 ? 1 : static_cast<int>(count);
+}
+
 }  // namespace
 
 TlsStream::TlsStream(const TlsContext& context, Descriptor socket)
@@ -41,13 +47,13 @@ ByteStream::Moved TlsStream::receive(std::span<std::byte> buffer) {
     ERR_clear_error();
     const int result = SSL_read_ex(session_, buffer.data() + moved.bytes, buffer.size() - moved.bytes, &size);
     if (result != 1) {
-      receive_wants_room_ = wants_room(result);
+      receive_wants_room_ = lacks_room(result);
       break;
     }
     moved.bytes += size;
   }
   may_fetch_ = 0;
-  look_whether_established();
+  established_ = established_ || (!broken_ && SSL_is_init_finished(session_) == 1);
   moved.closed = broken_ || ended_;
   return moved;
 }
@@ -55,17 +61,17 @@ ByteStream::Moved TlsStream::receive(std::span<std::byte> buffer) {
 ByteStream::Moved TlsStream::send(std::span<const std::byte> bytes) {
   Moved moved;
   send_wants_room_ = false;
-  while (moved.bytes < bytes.size() && !broken_) {
+  // The handshake goes on in receive() alone: OpenSSL takes no other bytes while words of it wait for room.
+  while (moved.bytes < bytes.size() && established_ && !broken_) {
     std::size_t size = 0;
     ERR_clear_error();
     const int result = SSL_write_ex(session_, bytes.data() + moved.bytes, bytes.size() - moved.bytes, &size);
     if (result != 1) {
-      send_wants_room_ = wants_room(result);
+      send_wants_room_ = lacks_room(result);
       break;
     }
     moved.bytes += size;
   }
-  look_whether_established();
   moved.closed = broken_;
   return moved;
 }
@@ -77,7 +83,7 @@ void TlsStream::end() {
 }
 
 // Whether what gave that result can go on once the socket takes more.
-bool TlsStream::wants_room(int result) {
+bool TlsStream::lacks_room(int result) {
   switch (SSL_get_error(session_, result)) {
     case SSL_ERROR_WANT_WRITE:
       return true;
@@ -90,10 +96,6 @@ bool TlsStream::wants_room(int result) {
       broken_ = true;
       return false;
   }
-}
-
-void TlsStream::look_whether_established() {
-  if (!established_) established_ = !broken_ && SSL_is_init_finished(session_) == 1;
 }
 
 // ---- OpenSSL's side -------------------------------------------------------------------------------------------------
@@ -118,8 +120,7 @@ int TlsStream::read_socket(BIO* bio, char* data, std::size_t size, std::size_t* 
   // Less than was asked for is all there was: the poll will tell of more.
   stream.may_fetch_ = count == static_cast<ssize_t>(size) ? stream.may_fetch_ - size : 0;
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_read(bio);
-  *read = count > 0 ? static_cast<std::size_t>(count) : 0;
-  return count > 0;
+  return outcome(count, read);
 }
 
 int TlsStream::write_socket(BIO* bio, const char* data, std::size_t size, std::size_t* written) {
@@ -127,8 +128,7 @@ int TlsStream::write_socket(BIO* bio, const char* data, std::size_t size, std::s
   BIO_clear_retry_flags(bio);
   const ssize_t count = ::send(stream.socket_.fd(), data, size, MSG_NOSIGNAL);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) BIO_set_retry_write(bio);
-  *written = count > 0 ? static_cast<std::size_t>(count) : 0;
-  return count > 0;
+  return outcome(count, written);
 }
 
 long TlsStream::control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH; }

@@ -38,8 +38,7 @@ class TlsStream final : public ByteStream {
   static int write_socket(bio_st* bio, const char* data, std::size_t size, std::size_t* written);
   static long control(bio_st* bio, int command, long number, void* pointer);
 
-  bool wants_room(int result);
-  void look_whether_established();
+  bool lacks_room(int result);
 
   ssl_st* const session_;
   bool broken_ = false;        // the session may not be used any more

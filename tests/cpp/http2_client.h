@@ -24,6 +24,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -82,7 +83,11 @@ class RawClient {
   }
   RawClient(const RawClient&) = delete;
   RawClient& operator=(const RawClient&) = delete;
-  ~RawClient() { disconnect(); }
+  virtual ~RawClient() { disconnect(); }
+
+  // What HTTP/2 goes through; as send() and recv() of a socket.
+  virtual ssize_t write_some(std::string_view bytes) { return ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  virtual ssize_t read_some(void* buffer, std::size_t size) { return ::recv(fd_, buffer, size, 0); }
 
   int fd() const { return fd_; }
   void disconnect() {
@@ -164,8 +169,10 @@ class Http2Client {
 
   // Of a server at a port or a unix socket's path.  A negative window leaves flow control at HTTP/2's own 65,535 bytes.
   template <typename Where>
-  explicit Http2Client(const Where& where, std::int32_t window_bytes = -1) : socket_(where) {
-    ::fcntl(socket_.fd(), F_SETFL, O_NONBLOCK);
+  explicit Http2Client(const Where& where, std::int32_t window_bytes = -1)
+      : Http2Client(std::make_unique<RawClient>(where), window_bytes) {}
+  explicit Http2Client(std::unique_ptr<RawClient> socket, std::int32_t window_bytes = -1) : socket_(std::move(socket)) {
+    ::fcntl(socket_->fd(), F_SETFL, O_NONBLOCK);
     nghttp2_session_callbacks* callbacks = nullptr;
     nghttp2_session_callbacks_new(&callbacks);
     nghttp2_session_callbacks_set_on_header_callback(callbacks, on_header);
@@ -263,7 +270,7 @@ class Http2Client {
   int pings() const { return pings_; }  // of the server
   std::uint32_t setting(nghttp2_settings_id id) { return nghttp2_session_get_remote_settings(session_, id); }
   nghttp2_session* session() { return session_; }
-  RawClient& socket() { return socket_; }
+  RawClient& socket() { return *socket_; }
 
   std::size_t chunk_bytes_max = 1 << 20;  // of a DATA frame
 
@@ -278,7 +285,7 @@ class Http2Client {
         out_.assign(reinterpret_cast<const char*>(data), static_cast<std::size_t>(size));
         sent_ = 0;
       }
-      const ssize_t size = ::send(socket_.fd(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
+      const ssize_t size = socket_->write_some(std::string_view(out_).substr(sent_));
       if (size < 0 && errno == EAGAIN) return false;
       if (size < 0) sent_ = out_.size();  // the server has closed; what it sent before is still read
       if (size > 0) sent_ += static_cast<std::size_t>(size);
@@ -287,11 +294,11 @@ class Http2Client {
 
   bool exchange_once() {
     send_some();
-    pollfd ready{socket_.fd(), static_cast<short>(POLLIN | (sent_ < out_.size() ? POLLOUT : 0)), 0};
+    pollfd ready{socket_->fd(), static_cast<short>(POLLIN | (sent_ < out_.size() ? POLLOUT : 0)), 0};
     if (::poll(&ready, 1, static_cast<int>(std::chrono::milliseconds(kEventLimit).count())) <= 0) return false;
     if ((ready.revents & ~POLLOUT) == 0) return true;
     std::uint8_t buffer[16384];
-    const ssize_t size = ::recv(socket_.fd(), buffer, sizeof buffer, 0);
+    const ssize_t size = socket_->read_some(buffer, sizeof buffer);
     if (size < 0 && errno == EAGAIN) return true;
     closed_ = size <= 0;
     return size > 0 && nghttp2_session_mem_recv(session_, buffer, static_cast<std::size_t>(size)) >= 0;
@@ -339,7 +346,7 @@ class Http2Client {
     return static_cast<ssize_t>(part);
   }
 
-  RawClient socket_;
+  std::unique_ptr<RawClient> socket_;
   nghttp2_session* session_ = nullptr;
   std::map<std::int32_t, Stream> streams_;
   std::string out_;

@@ -37,7 +37,8 @@ tf.saved_model.save(module, sys.argv[1], signatures=module.__call__)
 
 # What TensorFlow's framework library exports of OpenSSL and zlib: taken from there, it would be BoringSSL's.
 FOREIGN = re.compile(
-    r"^(SSL|TLS|EVP|BIO|X509|RSA|BN|EC|ERR|CRYPTO|OPENSSL|ASN1|PEM|RAND|HMAC|SHA\d+|AES|PKCS\d+)_\w+$"
+    r"^(D?TLS|SSL|EVP|BIO|X509V?\d*|RSA|DSA|DH|BN|EC|ECDSA|ECDH|ERR|CRYPTO|OPENSSL(_sk)?|OSSL|ASN1|PEM|RAND|HMAC|CMAC|SHA\d+"
+    r"|AES|PKCS\d+|OCSP|CMS|OBJ|CONF|NCONF|ENGINE|UI|ASYNC|COMP|BUF|DSO|GENERAL_NAMES?|i2[das]|d2i|[av]2i|X25519)_\w+$"
     r"|^(inflate|deflate|gz|crc32|adler32|compress|uncompress|zlib)\w*$"
 )
 

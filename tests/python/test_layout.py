@@ -70,6 +70,7 @@ TESTED_ELSEWHERE = {
     "cpp/net/bench_connection": "tests/cpp/test_bench_client.cc",
     "cpp/bind/callers": "tests/python/test_bind_lane.py, tests/stress/test_callables_tsan.py",
     "cpp/net/byte_budget": "tests/cpp/test_message_reader.cc",
+    "cpp/net/byte_stream": "tests/cpp/test_tls_stream.cc, tests/cpp/test_http2_connection.cc",
     "cpp/net/descriptor": "tests/cpp/test_listener.cc",
     "cpp/net/dispatcher": "tests/cpp/test_grpc_server.cc, tests/cpp/test_http2_connection.cc",
     "cpp/net/loop_group": "tests/cpp/test_grpc_server.cc, tests/cpp/test_http2_connection.cc",
