@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -14,6 +21,7 @@
 #include <vector>
 
 #include "grpc_server_fixture.h"
+#include "net/descriptor.h"
 
 namespace headrace {
 namespace {
@@ -141,6 +149,65 @@ TEST_F(GrpcServerTest, LoopsShareTheConnections) {
     for (int i = 0; i < 9; ++i) expect_ok(clients[i]->wait(calls[i]), response(100.F * round + i));
   }
   EXPECT_TRUE(server_->stop(0, kSecondNs));
+}
+
+// The processor time of the thread of that name, which only reads a file that is open already.
+class ThreadTime {
+ public:
+  explicit ThreadTime(const std::string& name) {
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string found;
+      std::getline(std::ifstream(task.path() / "comm"), found);
+      if (found == name) file_ = Descriptor(::open((task.path() / "schedstat").c_str(), O_RDONLY | O_CLOEXEC));
+    }
+    EXPECT_TRUE(file_) << "no thread " << name;
+  }
+
+  std::int64_t now_ns() const {
+    char text[64] = {};
+    EXPECT_GT(::pread(file_.fd(), text, sizeof text - 1, 0), 0);
+    return std::strtoll(text, nullptr, 10);
+  }
+
+ private:
+  Descriptor file_;
+};
+
+// All descriptors that the process may have, but one.
+class DescriptorsTaken {
+ public:
+  DescriptorsTaken() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit few = before_;
+    few.rlim_cur = std::min<rlim_t>(before_.rlim_cur, 256);
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    for (int fd = 0; (fd = ::dup(0)) >= 0;) taken_.emplace_back(fd);
+    EXPECT_EQ(errno, EMFILE);
+    taken_.pop_back();
+  }
+  DescriptorsTaken(const DescriptorsTaken&) = delete;
+  DescriptorsTaken& operator=(const DescriptorsTaken&) = delete;
+  ~DescriptorsTaken() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+  std::vector<Descriptor> taken_;
+};
+
+TEST_F(GrpcServerTest, GoesOnWithoutDescriptorsAndAcceptsWhenThereAreSome) {
+  start();
+  Http2Client client(port_);
+  expect_ok(client.call(kPredict, request(1)), response(1));
+  const ThreadTime loop("headrace-grpc");
+  auto taken = std::make_unique<DescriptorsTaken>();
+  Http2Client waiting(port_);
+  const std::int64_t before_ns = loop.now_ns();
+  pollfd greeted{waiting.socket().fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&greeted, 1, 1000), 0) << "it was accepted, or refused";
+  EXPECT_LT(loop.now_ns() - before_ns, kSecondNs / 20);
+  expect_ok(client.call(kPredict, request(2)), response(2));
+  taken = nullptr;
+  expect_ok(waiting.call(kPredict, request(3)), response(3));
 }
 
 TEST_F(GrpcServerTest, TwoServersCannotShareAPort) {
