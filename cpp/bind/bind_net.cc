@@ -135,17 +135,26 @@ std::unique_ptr<ServerHandle> make_server(const std::shared_ptr<Router>& router,
                                           const std::map<std::string, bool>& methods, std::size_t handler_calls_max,
                                           int loops, std::size_t message_bytes_max, std::size_t header_bytes_max,
                                           std::uint32_t streams_max, std::size_t connections_max,
-                                          std::size_t buffered_bytes_max, double idle) {
+                                          std::size_t requests_max, std::size_t buffered_bytes_max, double request,
+                                          double idle, double age, double age_grace, double ping, double ping_answer) {
   GrpcServerOptions options;
   options.loops = loops;
   options.message_bytes_max = message_bytes_max;
   options.header_bytes_max = header_bytes_max;
   options.streams_max = streams_max;
   options.connections_max = connections_max;
+  options.requests_max = requests_max;
   options.buffered_bytes_max = buffered_bytes_max;
+  options.request_ns = seconds_ns(request);
   options.idle_ns = seconds_ns(idle);
+  options.age_ns = seconds_ns(age);
+  options.age_grace_ns = seconds_ns(age_grace);
+  options.ping_ns = seconds_ns(ping);
+  options.ping_answer_ns = seconds_ns(ping_answer);
   return std::make_unique<ServerHandle>(router, methods, handler_calls_max, options);
 }
+
+double seconds_of(std::int64_t ns) { return static_cast<double>(ns) / 1e9; }
 
 }  // namespace
 
@@ -183,8 +192,12 @@ void register_net(py::module_& module) {
            py::arg("handler_calls_max") = 1000, py::arg("loops") = defaults.loops,
            py::arg("message_bytes_max") = defaults.message_bytes_max,
            py::arg("header_bytes_max") = defaults.header_bytes_max, py::arg("streams_max") = defaults.streams_max,
-           py::arg("connections_max") = defaults.connections_max,
-           py::arg("buffered_bytes_max") = defaults.buffered_bytes_max, py::arg("idle") = 0.0, py::keep_alive<1, 2>())
+           py::arg("connections_max") = defaults.connections_max, py::arg("requests_max") = defaults.requests_max,
+           py::arg("buffered_bytes_max") = defaults.buffered_bytes_max,
+           py::arg("request") = seconds_of(defaults.request_ns), py::arg("idle") = seconds_of(defaults.idle_ns),
+           py::arg("age") = seconds_of(defaults.age_ns), py::arg("age_grace") = seconds_of(defaults.age_grace_ns),
+           py::arg("ping") = seconds_of(defaults.ping_ns), py::arg("ping_answer") = seconds_of(defaults.ping_answer_ns),
+           py::keep_alive<1, 2>())
       .def("set_tls", &ServerHandle::set_tls, py::arg("private_key"), py::arg("certificate"), py::arg("client_ca"),
            py::arg("verify_client"))
       .def("start", &ServerHandle::start, py::arg("host"), py::arg("port"), py::arg("socket_path") = "")

@@ -304,7 +304,7 @@ class GrpcServer:
     """gRPC over HTTP/2 on threads of its own, which run no Python: Predict for the models of `router`, and health.
 
     `methods` are the paths of those that next_call() hands out, and whether they are streams of messages with one reply
-    to each.  `idle` is in seconds, 0 for ever.
+    to each.  Times are in seconds, 0 for ever.
     """
 
     def __init__(
@@ -318,8 +318,14 @@ class GrpcServer:
         header_bytes_max: int = 16384,
         streams_max: int = 1024,
         connections_max: int = 16384,
+        requests_max: int = 65536,
         buffered_bytes_max: int = 1073741824,
+        request: float = 60.0,
         idle: float = 0.0,
+        age: float = 0.0,
+        age_grace: float = 0.0,
+        ping: float = 0.0,
+        ping_answer: float = 20.0,
     ) -> None: ...
     def set_tls(self, private_key: str, certificate: str, client_ca: str, verify_client: bool) -> None:
         """Clients that connect from now on must talk TLS; connections that are open go on.

@@ -9,6 +9,7 @@ import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace import channel_arguments
 from headrace.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -210,9 +211,10 @@ class BatchingOptions:
 
 @dataclass(frozen=True)
 class GrpcOptions:
-    """What the native transport may take.  Raises InvalidArgument for a value outside its limits.
+    """What the native gRPC transport may take.  Raises InvalidArgument for a value outside its limits.
 
-    grpcio has limits of its own, and these say nothing to it.
+    Sizes are in bytes, times in seconds.  Past a limit a request is refused as RESOURCE_EXHAUSTED, and one that is too
+    slow as DEADLINE_EXCEEDED.  grpcio has limits of its own: only `grpc_channel_arguments` say something to it.
     """
 
     grpc_loops: int = option(
@@ -230,6 +232,13 @@ class GrpcOptions:
     grpc_connections_max: int = option(
         1 << 14, "native transport: connections at a time", unit="connections", least=1, most=1 << 20
     )
+    grpc_requests_max: int = option(
+        1 << 16,
+        "native transport: requests at a time on all connections; one more is refused as RESOURCE_EXHAUSTED",
+        unit="requests",
+        least=1,
+        most=1 << 30,
+    )
     grpc_buffered_bytes_max: int = option(
         1 << 30,
         "native transport: memory of the messages that are being received and sent; a request that does not fit is"
@@ -237,6 +246,14 @@ class GrpcOptions:
         unit="bytes",
         least=4096,
         most=1 << 50,
+    )
+    grpc_request_seconds: float = option(
+        60.0,
+        "native transport: how long a request may take to come in whole, and a client to take any of its reply; 0: for"
+        " ever",
+        unit="seconds",
+        least=0.0,
+        most=31_536_000.0,
     )
     grpc_idle_seconds: float = option(
         0.0,
@@ -246,9 +263,21 @@ class GrpcOptions:
         most=31_536_000.0,
         default_text="0: never",
     )
+    grpc_channel_arguments: str = option(
+        "",
+        "k=v,k=v: gRPC's channel arguments; the native transport takes those that limit connections, messages and"
+        " metadata, over the options above, and warns of the others",
+        default_text="none",
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
+        channel_arguments.parse(self.grpc_channel_arguments)
+
+    @property
+    def channel_arguments(self) -> dict[str, int | str]:
+        """The channel arguments by their names."""
+        return channel_arguments.parse(self.grpc_channel_arguments)
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,29 @@ def test_it_serves_on_a_unix_socket_too(serve: Serve, transport: str, saved_mode
     assert not path.exists()
 
 
+def test_channel_arguments_are_taken_and_those_that_mean_nothing_warned_of(
+    serve: Serve, transport: str, saved_models: Path
+) -> None:
+    flag = "--grpc_channel_arguments=grpc.max_connection_age_ms=2000,grpc.lb_policy_name=grpclb"
+    with serve(saved_models / "half_plus_two", flag) as server:
+        client = Client(server.address, "half_plus_two")
+        assert client.predict({"x": [2.0]})["y"].tolist() == [3.0]
+        client.channel.close()
+    assert server.log().count("grpc.lb_policy_name") == (1 if transport == "native" else 0)
+
+
+def test_a_message_length_among_the_channel_arguments_is_the_limit(serve: Serve, saved_models: Path) -> None:
+    with serve(
+        saved_models / "half_plus_two", "--grpc_channel_arguments=grpc.max_receive_message_length=1000"
+    ) as server:
+        client = Client(server.address, "half_plus_two")
+        assert client.predict({"x": [2.0]})["y"].tolist() == [3.0]
+        code, said = client.refusal(client.request({"x": np.zeros(1000, np.float32)}))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "1000" in said
+        client.channel.close()
+
+
 # --- refusing to start ------------------------------------------------------------------------------------------------
 
 
@@ -158,9 +181,10 @@ def test_a_taken_port_is_said_at_once(saved_models: Path) -> None:
     assert said == f"headrace: port {port}: address already in use; choose another with --port"
 
 
-def test_two_servers_do_not_share_a_port(serve: Serve, saved_models: Path) -> None:
+def test_two_servers_do_not_share_a_port(serve: Serve, transport: str, saved_models: Path) -> None:
     with serve(saved_models / "half_plus_two") as server:
-        assert "address already in use" in failure(saved_models / "half_plus_two", f"--port={server.port}")
+        flags = (f"--port={server.port}", f"--grpc_transport={transport}")
+        assert "address already in use" in failure(saved_models / "half_plus_two", *flags)
 
 
 def test_a_missing_model_is_said(tmp_path: Path) -> None:
@@ -217,6 +241,8 @@ def test_without_tensorflow_the_pip_command_is_printed(saved_models: Path, tmp_p
 
 def test_a_bad_flag_is_said_and_exits_with_2() -> None:
     assert "--max_batch_sise" in failure("model", "--max_batch_sise=3", code=2)
+    said = failure("model", "--grpc_channel_arguments=grpc.max_connection_age_ms", code=2)
+    assert said == "headrace: grpc_channel_arguments has 'grpc.max_connection_age_ms'; it must be k=v,k=v"
 
 
 # --- ending -----------------------------------------------------------------------------------------------------------

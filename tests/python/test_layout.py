@@ -26,7 +26,7 @@ LAYERS = ["core", "wire", "run", "lane", "model", "router", "net", "bind"]
 
 # A module may import only modules of its own layer or of one further up.
 PYTHON_LAYERS = [
-    {"_core", "config", "errors", "proto"},
+    {"_core", "channel_arguments", "config", "errors", "proto"},
     {"metrics", "model", "probe", "recorded", "saved_model", "tensor_proto"},
     {"engine", "executors"},
     {"batched_function", "batcher", "client", "lane", "predictor", "reply"},

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -221,6 +222,64 @@ def test_calls_beyond_the_streams_of_a_connection_wait_their_turn(loops: int) ->
         call = channel.unary_unary("/s/Echo")
         calls = [call.future(b"%d" % i, timeout=LIMIT_S) for i in range(50)]
         assert [each.result() for each in calls] == [b"%d" % i for i in range(50)]
+
+
+def test_requests_beyond_the_limit_of_all_connections_are_refused() -> None:
+    entered, leave = threading.Semaphore(0), threading.Event()
+
+    def block(message: bytes) -> bytes:
+        entered.release()
+        assert leave.wait(LIMIT_S)
+        return message
+
+    with serving({"/s/Block": Unary(block)}, grpc_requests_max=2) as (_, channel):
+        call = channel.unary_unary("/s/Block")
+        calls = [call.future(b"%d" % i, timeout=LIMIT_S) for i in range(2)]
+        for _ in calls:
+            assert entered.acquire(timeout=LIMIT_S)
+        assert refusal(lambda: channel.unary_unary(PREDICT)(b"", timeout=LIMIT_S)) == (
+            StatusCode.RESOURCE_EXHAUSTED,
+            "the server has 2 requests under way, and takes no more (--grpc_requests_max)",
+        )
+        leave.set()
+        assert [each.result() for each in calls] == [b"0", b"1"]
+        assert call(b"2", timeout=LIMIT_S) == b"2"
+
+
+@pytest.mark.parametrize("option", ["grpc_request_seconds", "grpc_idle_seconds"])
+def test_a_connection_that_says_nothing_is_closed_in_time_and_not_before(option: str) -> None:
+    with serving(**{option: 0.2}) as (_, channel):
+        assert channel.unary_unary("/s/Echo")(b"x", timeout=LIMIT_S) == b"x"
+        port = int(channel._channel.target().decode().rpartition(":")[2])
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port), LIMIT_S) as silent:
+            while silent.recv(1 << 16):
+                pass
+        assert time.monotonic() - began >= 0.2
+
+
+# --- channel arguments ------------------------------------------------------------------------------------------------
+
+
+def test_channel_arguments_are_limits_and_the_others_are_warned_of_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = "grpc.max_receive_message_length=1000,grpc.lb_policy_name=grpclb,grpc.so_reuseport=1"
+    with serving(grpc_channel_arguments=text, grpc_message_bytes_max=5000) as (_, channel):
+        call = channel.unary_unary("/s/Echo")
+        assert len(call(bytes(1000), timeout=LIMIT_S)) == 1000
+        assert refusal(lambda: call(bytes(1001), timeout=LIMIT_S))[0] is StatusCode.RESOURCE_EXHAUSTED
+    [record] = caplog.records
+    ignored = "grpc_channel_arguments: the native transport has nothing for grpc.lb_policy_name, grpc.so_reuseport;"
+    assert record.getMessage() == f"{ignored} --grpc_transport=grpcio takes them all"
+
+
+def test_calls_go_on_while_their_connections_grow_old() -> None:
+    with serving(grpc_channel_arguments="grpc.max_connection_age_ms=100") as (_, channel):
+        call = channel.unary_unary("/s/Echo")
+        began = time.monotonic()
+        while time.monotonic() - began < 1.5:
+            assert call(b"x", timeout=LIMIT_S, wait_for_ready=True) == b"x"
 
 
 # --- beginning and end ------------------------------------------------------------------------------------------------

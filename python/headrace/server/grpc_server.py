@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from headrace import _core
+from headrace.config import GrpcOptions
 from headrace.errors import Code, FailedPrecondition, HeadraceError, ResourceExhausted
 from headrace.server.health import Health
 from headrace.server.ports import check_port, check_socket_path, listen_address, socket_address
@@ -34,14 +35,14 @@ STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 # its own limit of 1,000 is below that of our queues, which answer UNAVAILABLE and say what is full.
 CALLS_NOT_TAKEN_IN_MAX = 1 << 16
 
-OPTIONS = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+OPTIONS: Mapping[str, int | str] = {
+    "grpc.max_receive_message_length": MESSAGE_BYTES_MAX,
+    "grpc.max_send_message_length": MESSAGE_BYTES_MAX,
     # Two servers on one port must not share it silently.
-    ("grpc.so_reuseport", 0),
-    ("grpc.server.max_pending_requests", CALLS_NOT_TAKEN_IN_MAX),
-    ("grpc.server.max_pending_requests_hard_limit", CALLS_NOT_TAKEN_IN_MAX),
-)
+    "grpc.so_reuseport": 0,
+    "grpc.server.max_pending_requests": CALLS_NOT_TAKEN_IN_MAX,
+    "grpc.server.max_pending_requests_hard_limit": CALLS_NOT_TAKEN_IN_MAX,
+}
 
 # It is quiet when no request has come for so long, and it is not waited for longer than that.
 QUIET_S = 0.05
@@ -57,7 +58,10 @@ class GrpcServer:
     Thread safety: start(), refuse() and stop() from one thread at a time, any thread.
     """
 
-    def __init__(self, router: _core.Router, control: Mapping[str, Handler], health: Health) -> None:
+    def __init__(
+        self, router: _core.Router, control: Mapping[str, Handler], health: Health, options: GrpcOptions
+    ) -> None:
+        self._options = tuple({**OPTIONS, **options.channel_arguments}.items())
         self._queue = _core.PredictQueue(router)
         self._health = health
         self._control_threads = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="headrace-control")
@@ -116,7 +120,7 @@ class GrpcServer:
 
     async def _start(self, host: str, port: int, socket_path: str) -> int:
         self._loop.add_reader(self._queue.fileno(), self._deliver)
-        self._server = grpc.aio.server(options=OPTIONS)
+        self._server = grpc.aio.server(options=self._options)
         self._server.add_generic_rpc_handlers((_Methods(self._handlers),))
         try:
             bound = self._server.add_insecure_port(listen_address(host, port))

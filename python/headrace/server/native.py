@@ -11,10 +11,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from headrace import _core
+from headrace import _core, channel_arguments
 from headrace.config import GrpcOptions
 from headrace.engine import EXIT_JOIN_S, at_exit
 from headrace.errors import Code, HeadraceError, from_status
@@ -49,13 +50,7 @@ class NativeServer:
             router,
             {path: isinstance(handler, PerMessage) for path, handler in self._control.items()},
             handler_calls_max=CONTROL_WAITING_MAX,
-            loops=options.grpc_loops,
-            message_bytes_max=options.grpc_message_bytes_max,
-            header_bytes_max=options.grpc_header_bytes_max,
-            streams_max=options.grpc_streams_max,
-            connections_max=options.grpc_connections_max,
-            buffered_bytes_max=options.grpc_buffered_bytes_max,
-            idle=options.grpc_idle_seconds,
+            **_limits(options),
         )
         self._stopping = threading.Lock()
         self._unwatch: list[Callable[[], None]] = []
@@ -116,6 +111,28 @@ class NativeServer:
     def _answer_calls(self) -> None:
         while (call := self._server.next_call()) is not None:
             _answer(call, self._control[call.path])
+
+
+def _limits(options: GrpcOptions) -> dict[str, Any]:
+    """The options as _core.GrpcServer names them."""
+    arguments = options.channel_arguments
+    if ignored := channel_arguments.without_meaning(arguments):
+        logger.warning(
+            "grpc_channel_arguments: the native transport has nothing for %s; --grpc_transport=grpcio takes them all",
+            ", ".join(ignored),
+        )
+    return {
+        "loops": options.grpc_loops,
+        "message_bytes_max": options.grpc_message_bytes_max,
+        "header_bytes_max": options.grpc_header_bytes_max,
+        "streams_max": options.grpc_streams_max,
+        "connections_max": options.grpc_connections_max,
+        "requests_max": options.grpc_requests_max,
+        "buffered_bytes_max": options.grpc_buffered_bytes_max,
+        "request": options.grpc_request_seconds,
+        "idle": options.grpc_idle_seconds,
+        **channel_arguments.native_limits(arguments),
+    }
 
 
 def _answer(call: _core.HandlerCall, handler: Handler) -> None:

@@ -211,9 +211,7 @@ class Server:
 
 
 def _transport(name: str, options: GrpcOptions) -> Transport:
-    if name == "grpcio":
-        return GrpcServer
-    return partial(NativeServer, options=options)
+    return partial(GrpcServer if name == "grpcio" else NativeServer, options=options)
 
 
 class State(enum.Enum):
