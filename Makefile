@@ -129,7 +129,10 @@ bench: build $(VENV)/.installed-bench  ## microbenchmarks; results under bench/r
 bench-embed: build $(VENV)/.installed-bench  ## the embedding API beside its rivals; results under bench/results
 	$(python) -m bench.embed
 
+bench-server: build $(VENV)/.installed-bench  ## the native server beside echoes; results under bench/results
+	$(python) -m bench.server
+
 clean:  ## remove what was built, keep the environments
 	rm -rf build dist $(VENV)/.headrace
 
-.PHONY: help setup build demo test $(test_stages) format wheel test-wheel test-oldest-tf bench bench-embed clean
+.PHONY: help setup build demo test $(test_stages) format wheel test-wheel test-oldest-tf bench bench-embed bench-server clean
