@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +45,10 @@ from headrace.tensor_proto import array_of, write_array
 KIND = "server"
 CORES = 2
 
-# Of a message whose answer is as large, or has a size of its own.
+# What rivals answer: the message itself, or as many bytes as Headrace.
 ECHO, SMALL_REPLY = "echo", "small reply"
 
-# Rivals are programs that the bench builds from bench/rivals; those that answer with as much as Headrace does have the
-# message in one piece first, except for a bare one.
+# The programs of bench/rivals.
 PROGRAMS = {
     "nghttp2_echo": "http2_echo",
     "grpc_sync": "grpc_sync_echo",
@@ -139,7 +138,7 @@ class Prepared:
         command = [str(ROOT / "build" / "bench" / PROGRAMS[contestant])]
         if self.case.rivals_answer == SMALL_REPLY:
             command.append(f"--reply_bytes={self.reply_bytes}")
-            if not contestant.endswith("_bare"):
+            if contestant != "grpc_sync_bare":  # which never looks at the message
                 command.append("--one_piece")
         return command
 
@@ -157,7 +156,7 @@ class Prepared:
         return len(reply)
 
 
-def run(cases: list[Case] | tuple[Case, ...], rounds: int, seconds: float) -> dict[str, Any]:
+def run(cases: Sequence[Case], rounds: int, seconds: float) -> dict[str, Any]:
     build_rivals()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # of every process that is started here, too
     with tempfile.TemporaryDirectory() as directory:
@@ -190,7 +189,7 @@ def versions() -> dict[str, str]:
     return {"nghttp2": installed("libnghttp2"), "gRPC C++": installed("grpc++"), "load": version()}
 
 
-def prepare(cases: list[Case] | tuple[Case, ...], directory: Path) -> list[Prepared]:
+def prepare(cases: Sequence[Case], directory: Path) -> list[Prepared]:
     names = sorted({case.model for case in cases})
     subprocess.run(
         [sys.executable, "-m", "bench.models", directory, *names], cwd=ROOT, check=True, stderr=subprocess.DEVNULL
