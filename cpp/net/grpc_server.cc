@@ -84,4 +84,8 @@ bool GrpcServer::stop(std::int64_t drain_ns, std::int64_t send_ns) {
   return !group_->was_late;
 }
 
+std::size_t GrpcServer::connections() const { return group_->connections.load(); }
+
+std::size_t GrpcServer::buffered_bytes() const { return group_->budget->was_taken(); }
+
 }  // namespace headrace

@@ -71,6 +71,11 @@ class GrpcServer {
   // to receive their answers, and closes everything.  False if something was not answered in time.
   bool stop(std::int64_t drain_ns, std::int64_t send_ns);
 
+  // Those that are open now.
+  std::size_t connections() const;
+  // Of messages that are being received, answered and sent: what options.buffered_bytes_max limits.
+  std::size_t buffered_bytes() const;
+
  private:
   std::unique_ptr<LoopGroup> group_;
   std::vector<std::unique_ptr<ServerLoop>> loops_;

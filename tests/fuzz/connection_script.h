@@ -24,7 +24,7 @@ enum class Step : std::uint8_t {
   kOpen,      // byte: path; byte: kHead... bits
   kOpenWith,  // as kOpen; text: name, text: value of one header more
   kOpenRaw,   // byte: flags; text: the header block
-  kPredict,   // stream; byte: kMessage... bits; number: how many numbers
+  kPredict,   // stream; byte: kMessage... bits; number: how many numbers, less than 64 without kManyNumbers
   kMessage,   // stream; byte: kMessage... bits; text
   kData,      // stream; byte: flags; text
   kFrame,     // stream; byte: type; byte: flags; text
@@ -48,6 +48,8 @@ inline constexpr std::uint8_t kHeadDeflate = 4;
 inline constexpr std::uint8_t kHeadAcceptsGzip = 8;
 inline constexpr std::uint8_t kHeadTimeout = 16;
 inline constexpr std::uint8_t kHeadNotGrpc = 32;
+
+inline constexpr std::uint16_t kManyNumbers = 0x8000;
 
 inline constexpr std::uint8_t kMessageEnds = 1;  // END_STREAM
 inline constexpr std::uint8_t kMessageFlagged = 2;

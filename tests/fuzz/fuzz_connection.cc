@@ -21,6 +21,7 @@
 #include "core/timer.h"
 #include "fake_runner.h"
 #include "fuzz_input.h"
+#include "http2_frames.h"
 #include "messages.h"
 #include "model.h"
 #include "net/compression.h"
@@ -30,8 +31,6 @@
 
 namespace headrace {
 namespace {
-
-constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 constexpr std::array kPaths = {"/tensorflow.serving.PredictionService/Predict",
                                "/grpc.health.v1.Health/Check",
@@ -72,28 +71,6 @@ struct Served {
   Lane* lane = nullptr;
 };
 
-std::string big_endian(std::uint32_t value, int bytes) {
-  std::string text;
-  for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) text += static_cast<char>(value >> shift);
-  return text;
-}
-
-std::string frame(std::uint8_t type, std::uint8_t flags, std::uint32_t stream, std::string_view payload) {
-  return big_endian(static_cast<std::uint32_t>(payload.size()), 3) + static_cast<char>(type) +
-         static_cast<char>(flags) + big_endian(stream, 4) + std::string(payload);
-}
-
-// HPACK's length of a text: seven bits, and more bytes where that is not enough.
-std::string hpack_text(std::string_view text) {
-  if (text.size() < 127) return static_cast<char>(text.size()) + std::string(text);
-  return '\x7F' + varint(text.size() - 127) + std::string(text);
-}
-
-// A header as HPACK spells one without its tables.
-std::string header(std::string_view name, std::string_view value) {
-  return '\0' + hpack_text(name) + hpack_text(value);
-}
-
 class Session {
  public:
   Session(Served& served, std::uint8_t setup)
@@ -108,10 +85,10 @@ class Session {
       const int bytes = 1;
       ::setsockopt(ends[1], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     }
-    connection_ = std::make_unique<Http2Connection>(loop_, Descriptor(ends[1]));
+    connection_ = std::make_unique<Http2Connection>(loop_, group_.stream_on(Descriptor(ends[1])));
     if ((setup & kWithoutPreface) != 0) return;
-    send(kPreface);
-    send(frame(NGHTTP2_SETTINGS, 0, 0, ""));
+    send(kHttp2Preface);
+    send(http2_frame(NGHTTP2_SETTINGS, 0, 0, ""));
   }
 
   ~Session() {
@@ -131,7 +108,7 @@ class Session {
       case Step::kOpenWith: {
         Head begun = head(input);
         const std::string_view name = input.text();
-        begun.block += header(name, input.text());
+        begun.block += hpack_header(name, input.text());
         return open(begun);
       }
       case Step::kOpenRaw: {
@@ -141,7 +118,7 @@ class Session {
       case Step::kPredict: {
         const std::uint32_t to = stream(input);
         const std::uint8_t bits = input.byte();
-        return send_message(to, bits, predict(input.number() % 32'768));
+        return send_message(to, bits, predict(numbers_of(input.number())));
       }
       case Step::kMessage: {
         const std::uint32_t to = stream(input);
@@ -151,23 +128,23 @@ class Session {
       case Step::kData: {
         const std::uint32_t to = stream(input);
         const std::uint8_t flags = input.byte();
-        return send(frame(NGHTTP2_DATA, flags, to, input.text()));
+        return send(http2_frame(NGHTTP2_DATA, flags, to, input.text()));
       }
       case Step::kFrame: {
         const std::uint32_t to = stream(input);
         const std::uint8_t type = input.byte();
         const std::uint8_t flags = input.byte();
-        return send(frame(type, flags, to, input.text()));
+        return send(http2_frame(type, flags, to, input.text()));
       }
       case Step::kReset:
-        return send(frame(NGHTTP2_RST_STREAM, 0, stream(input), big_endian(NGHTTP2_CANCEL, 4)));
+        return send(http2_frame(NGHTTP2_RST_STREAM, 0, stream(input), big_endian(NGHTTP2_CANCEL, 4)));
       case Step::kWindow: {
         const std::uint32_t to = stream(input);
-        return send(frame(NGHTTP2_WINDOW_UPDATE, 0, to, big_endian(64u * input.number(), 4)));
+        return send(http2_frame(NGHTTP2_WINDOW_UPDATE, 0, to, big_endian(64u * input.number(), 4)));
       }
       case Step::kSetting: {
         const std::uint8_t which = input.byte();
-        return send(frame(NGHTTP2_SETTINGS, 0, 0, big_endian(which, 2) + big_endian(64u * input.number(), 4)));
+        return send(http2_frame(NGHTTP2_SETTINGS, 0, 0, big_endian(which, 2) + big_endian(64u * input.number(), 4)));
       }
       case Step::kRaw:
         return send(input.text());
@@ -224,15 +201,18 @@ class Session {
     const std::string_view path = kPaths[input.byte() % kPaths.size()];
     const std::uint8_t bits = input.byte();
     const bool is_grpc = (bits & kHeadNotGrpc) == 0;
-    std::string block = header(":method", "POST") + header(":scheme", "http") + header(":path", path) +
-                        header(":authority", "test") + header("te", "trailers") +
-                        header("content-type", is_grpc ? "application/grpc" : "text/html");
-    if ((bits & kHeadGzip) != 0) block += header("grpc-encoding", "gzip");
-    if ((bits & kHeadDeflate) != 0) block += header("grpc-encoding", "deflate");
-    if ((bits & kHeadAcceptsGzip) != 0) block += header("grpc-accept-encoding", "identity, gzip");
-    if ((bits & kHeadTimeout) != 0) block += header("grpc-timeout", "1n");
+    std::string block = hpack_call(path, is_grpc ? "application/grpc" : "text/html");
+    if ((bits & kHeadGzip) != 0) block += hpack_header("grpc-encoding", "gzip");
+    if ((bits & kHeadDeflate) != 0) block += hpack_header("grpc-encoding", "deflate");
+    if ((bits & kHeadAcceptsGzip) != 0) block += hpack_header("grpc-accept-encoding", "identity, gzip");
+    if ((bits & kHeadTimeout) != 0) block += hpack_header("grpc-timeout", "1n");
     const bool ends = (bits & kHeadEnds) != 0;
     return {block, static_cast<std::uint8_t>(NGHTTP2_FLAG_END_HEADERS | (ends ? NGHTTP2_FLAG_END_STREAM : 0))};
+  }
+
+  // Most requests are small, so that there are many.
+  static std::size_t numbers_of(std::uint16_t choice) {
+    return (choice & kManyNumbers) != 0 ? choice & ~kManyNumbers : choice % 64;
   }
 
   static std::string predict(std::size_t numbers) {
@@ -242,7 +222,7 @@ class Session {
   }
 
   void open(const Head& begun) {
-    send(frame(NGHTTP2_HEADERS, begun.flags, 2 * opened_ + 1, begun.block));
+    send(http2_frame(NGHTTP2_HEADERS, begun.flags, 2 * opened_ + 1, begun.block));
     ++opened_;
   }
 
@@ -263,8 +243,8 @@ class Session {
     constexpr std::size_t kFrameBytes = 16'384;
     for (std::size_t at = 0; at < bytes.size(); at += kFrameBytes) {
       const bool ends = (bits & kMessageEnds) != 0 && at + kFrameBytes >= bytes.size();
-      send(
-          frame(NGHTTP2_DATA, ends ? NGHTTP2_FLAG_END_STREAM : 0, to, std::string_view(bytes).substr(at, kFrameBytes)));
+      send(http2_frame(NGHTTP2_DATA, ends ? NGHTTP2_FLAG_END_STREAM : 0, to,
+                       std::string_view(bytes).substr(at, kFrameBytes)));
     }
   }
 
@@ -341,7 +321,7 @@ class Session {
   std::unique_ptr<Http2Connection> connection_;
   std::uint32_t opened_ = 0;
   std::size_t chunk_bytes_ = 0;
-  std::vector<std::byte> buffer_ = std::vector<std::byte>(64 << 10);
+  static inline std::vector<std::byte> buffer_ = std::vector<std::byte>(256 << 10);
 };
 
 }  // namespace

@@ -46,7 +46,7 @@ class Connection : public FuzzScript {
     return *this;
   }
   Connection& predict(unsigned stream, std::uint16_t numbers, unsigned bits = kMessageEnds) {
-    step(Step::kPredict, {stream, bits}).number(numbers);
+    step(Step::kPredict, {stream, bits}).number(numbers < 64 ? numbers : numbers | kManyNumbers);
     return *this;
   }
   Connection& message(unsigned stream, std::string_view message, unsigned bits = kMessageEnds) {
