@@ -168,9 +168,9 @@ class Http2Client {
   };
 
   // Of a server at a port or a unix socket's path.  A negative window leaves flow control at HTTP/2's own 65,535 bytes.
-  template <typename Where>
-  explicit Http2Client(const Where& where, std::int32_t window_bytes = -1)
-      : Http2Client(std::make_unique<RawClient>(where), window_bytes) {}
+  explicit Http2Client(int port, std::int32_t window_bytes = -1)
+      : Http2Client(std::make_unique<RawClient>(port), window_bytes) {}
+  explicit Http2Client(const std::string& unix_path) : Http2Client(std::make_unique<RawClient>(unix_path)) {}
   explicit Http2Client(std::unique_ptr<RawClient> socket, std::int32_t window_bytes = -1) : socket_(std::move(socket)) {
     ::fcntl(socket_->fd(), F_SETFL, O_NONBLOCK);
     nghttp2_session_callbacks* callbacks = nullptr;
