@@ -135,17 +135,17 @@ std::string_view encoding_name(Encoding encoding) {
   return {};
 }
 
-Encoding choose_encoding(std::string_view accepted) {
+Encodings encodings_in(std::string_view accepted) {
   constexpr std::string_view kBlanks = " \t";
+  Encodings found = 0;
   while (!accepted.empty()) {
     std::string_view name = accepted.substr(0, accepted.find(','));
     accepted.remove_prefix(std::min(name.size() + 1, accepted.size()));
     name.remove_prefix(std::min(name.find_first_not_of(kBlanks), name.size()));
     name = name.substr(0, name.find_last_not_of(kBlanks) + 1);
-    const std::optional<Encoding> encoding = parse_encoding(name);
-    if (encoding && encoding != Encoding::kIdentity) return *encoding;
+    if (const std::optional<Encoding> encoding = parse_encoding(name)) found |= bit_of(*encoding);
   }
-  return Encoding::kIdentity;
+  return found;
 }
 
 Status inflate(Encoding encoding, std::span<const std::byte> message, std::size_t bytes_max, std::string* out,

@@ -26,8 +26,12 @@ std::string_view encoding_name(Encoding encoding);
 // What the server understands, for grpc-accept-encoding.
 inline constexpr std::string_view kAcceptedEncodings = "identity, deflate, gzip";
 
-// The best of kAcceptedEncodings in a client's grpc-accept-encoding, in the client's order; kIdentity if there is none.
-Encoding choose_encoding(std::string_view accepted);
+// Some of them, one bit each.
+using Encodings = unsigned;
+constexpr Encodings bit_of(Encoding encoding) { return 1u << static_cast<unsigned>(encoding); }
+
+// Those of kAcceptedEncodings that a client's grpc-accept-encoding names.
+Encodings encodings_in(std::string_view accepted);
 
 // Whether a text may grow to so many bytes; asked before memory is taken, and again every few megabytes.  What it
 // answers, unless OK, is the end.

@@ -35,7 +35,7 @@ void RequestHead::add(std::string_view name, std::string_view value, const Metho
       if (!encoding_) unknown_encoding_ = value;
       break;
     case 20:
-      if (name == "grpc-accept-encoding") accepted_ = choose_encoding(value);
+      if (name == "grpc-accept-encoding") accepted_ = encodings_in(value);
       break;
     default:
       break;

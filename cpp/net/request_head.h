@@ -33,12 +33,11 @@ class RequestHead {
   // Whether the answer has to say which encodings there are.
   bool has_unknown_encoding() const { return !encoding_; }
 
-  // REQUIRES: check() was OK.
+  // REQUIRES, as the next three: check() was OK.
   const Method& method() const { return *method_; }
   Encoding encoding() const { return *encoding_; }
-
   // How replies are to be encoded: as the request is, if the client says that it takes that.
-  Encoding reply_encoding() const { return encoding_ == Encoding::kIdentity ? Encoding::kIdentity : accepted_; }
+  Encoding reply_encoding() const { return (accepted_ & bit_of(*encoding_)) != 0 ? *encoding_ : Encoding::kIdentity; }
   std::optional<std::int64_t> timeout_ns() const { return timeout_ns_; }
 
  private:
@@ -48,7 +47,7 @@ class RequestHead {
   const Method* method_ = nullptr;
   std::optional<Encoding> encoding_ = Encoding::kIdentity;
   std::string unknown_encoding_;
-  Encoding accepted_ = Encoding::kIdentity;
+  Encodings accepted_ = 0;
   std::optional<std::int64_t> timeout_ns_;
   bool timeout_is_malformed_ = false;
 };

@@ -27,6 +27,9 @@ static_assert(kReceiveBytes >= ByteStream::kReceiveBytesMin);
 constexpr int kEventsPerTurn = 256;
 constexpr int kAcceptsPerTurn = 64;
 
+// Buffers full of what a client still sends when its connection is closed; who sends faster has it reset.
+constexpr int kReadsAtClose = 16;
+
 // How long nobody is accepted when the system has no room for a connection.
 constexpr std::int64_t kAcceptAgainNs = 100'000'000;
 
@@ -58,7 +61,11 @@ ServerLoop::ServerLoop(LoopGroup& group) : group_(group), buffer_(kReceiveBytes)
 ServerLoop::~ServerLoop() {
   join();
   connections_.clear();
-  if (inbox_ != nullptr) inbox_->close();
+  if (inbox_ != nullptr) {
+    inbox_->take(&taken_);
+    group_.connections -= taken_.sockets.size();  // nobody has taken them up
+    inbox_->close();
+  }
   nghttp2_option_del(http2_options_);
 }
 
@@ -243,8 +250,9 @@ void ServerLoop::stop_polling(int fd) { ::epoll_ctl(poller_.fd(), EPOLL_CTL_DEL,
 void ServerLoop::close(Http2Connection& connection) {
   // What was sent reaches the client even if it is still sending: closing over unread bytes would reset the connection.
   connection.hang_up();
-  while (::recv(connection.fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT) == static_cast<ssize_t>(buffer_.size()))
-    continue;
+  for (int reads = 0; reads < kReadsAtClose; ++reads)
+    if (::recv(connection.fd(), buffer_.data(), buffer_.size(), MSG_DONTWAIT) != static_cast<ssize_t>(buffer_.size()))
+      break;
   stop_polling(connection.fd());
   if (std::exchange(connection.to_be_sent, false)) std::erase(to_send_, &connection);
   const std::size_t position = connection.position;

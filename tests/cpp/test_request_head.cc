@@ -48,6 +48,8 @@ TEST(RequestHead, EncodesTheReplyAsTheRequestIsIfTheClientTakesThat) {
   EXPECT_EQ(head_of({gzip}).reply_encoding(), Encoding::kIdentity);
   EXPECT_EQ(head_of({gzip, takes}).reply_encoding(), Encoding::kGzip);
   EXPECT_EQ(head_of({takes, gzip}).encoding(), Encoding::kGzip);
+  EXPECT_EQ(head_of({gzip, {"grpc-accept-encoding", "identity, deflate, gzip"}}).reply_encoding(), Encoding::kGzip);
+  EXPECT_EQ(head_of({gzip, {"grpc-accept-encoding", "identity, deflate"}}).reply_encoding(), Encoding::kIdentity);
   const RequestHead unknown = head_of({{"grpc-encoding", "snappy"}, takes});
   EXPECT_EQ(unknown.check(1000).code(), Code::kUnimplemented);
   EXPECT_TRUE(unknown.has_unknown_encoding());
