@@ -383,7 +383,9 @@ def test_the_log_has_a_line_for_an_interval_with_work_and_none_without(serve: Se
         for _ in range(10):
             client.predict({"x": [1.0, 2.0]})
         client.channel.close()
-        server.wait_line(r"half_plus_two/serving_default: 10 requests in 10 batches, mean 2\.0 rows, mean wait .+, mean run ")
+        server.wait_line(
+            r"half_plus_two/serving_default: 10 requests in 10 batches, mean 2\.0 rows, mean wait .+, mean run "
+        )
     assert server.log().count("mean wait") == 1
 
 
