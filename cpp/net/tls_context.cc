@@ -65,8 +65,8 @@ Status read_key(const std::string& text, Owned<EVP_PKEY>* key) {
     return InvalidArgument(
         "private_key: it is encrypted with a passphrase; expected one without, as `openssl pkey` writes");
   }
-  return InvalidArgument("private_key: " + take_reason() +
-                         "; expected a PEM text with a \"-----BEGIN PRIVATE KEY-----\" block");
+  return InvalidArgument("private_key: no key can be read (" + take_reason() +
+                         "); expected a PEM text with a \"-----BEGIN PRIVATE KEY-----\" block");
 }
 
 // Every certificate of a text, at least one.
@@ -85,9 +85,9 @@ Status read_certificates(const char* name, const std::string& text, Certificates
     return {};
   }
   const std::string which =
-      certificates->empty() ? "" : "certificate " + std::to_string(certificates->size() + 1) + ": ";
-  return InvalidArgument(std::string(name) + ": " + which + take_reason() +
-                         "; expected a PEM text with \"-----BEGIN CERTIFICATE-----\" blocks");
+      certificates->empty() ? "no certificate" : "no certificate " + std::to_string(certificates->size() + 1);
+  return InvalidArgument(std::string(name) + ": " + which + " can be read (" + take_reason() +
+                         "); expected a PEM text with \"-----BEGIN CERTIFICATE-----\" blocks");
 }
 
 Status use_identity(SSL_CTX* context, const TlsOptions& options) {

@@ -55,7 +55,8 @@ TEST_F(TlsContextTest, RefusesWhatIsNoKey) {
                                   identity_.private_key.substr(0, identity_.private_key.size() / 2)}) {
     TlsOptions options = this->options(identity_);
     options.private_key = text;
-    expect_refused(options, "private_key: ", "expected a PEM text with a \"-----BEGIN PRIVATE KEY-----\" block");
+    expect_refused(options, "private_key: no key can be read (",
+                   "expected a PEM text with a \"-----BEGIN PRIVATE KEY-----\" block");
   }
 }
 
@@ -71,11 +72,12 @@ TEST_F(TlsContextTest, RefusesWhatIsNoCertificate) {
        {std::string(), std::string("no certificate"), identity_.private_key, good.substr(0, good.size() / 2)}) {
     TlsOptions options = this->options(identity_);
     options.certificate = text;
-    expect_refused(options, "certificate: ", "expected a PEM text with \"-----BEGIN CERTIFICATE-----\" blocks");
+    expect_refused(options, "certificate: no certificate can be read (",
+                   "expected a PEM text with \"-----BEGIN CERTIFICATE-----\" blocks");
   }
   TlsOptions options = this->options(identity_);
   options.certificate += good.substr(0, good.size() / 2);
-  expect_refused(options, "certificate: certificate 2: ", "expected a PEM text");
+  expect_refused(options, "certificate: no certificate 2 can be read (", "expected a PEM text");
 }
 
 TEST_F(TlsContextTest, RefusesACertificateOfAnotherKey) {
@@ -97,7 +99,7 @@ TEST_F(TlsContextTest, RefusesToVerifyClientsAgainstNothing) {
   for (bool verify : {false, true}) {
     options.verify_client = verify;
     options.client_ca = "nobody";
-    expect_refused(options, "client_ca: ", "expected a PEM text");
+    expect_refused(options, "client_ca: no certificate can be read (", "expected a PEM text");
   }
 }
 

@@ -177,6 +177,22 @@ def test_health_has_four_states() -> None:
             server.set_health("", serving_status)
 
 
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_that_is_none_is_refused_and_changes_nothing() -> None:
+    server = _core.GrpcServer(_core.Router(), {})
+    server.set_health("", SERVING)
+    with pytest.raises(_core.StatusError, match=r"^private_key: no key can be read") as raised:
+        server.set_tls(private_key="", certificate="", client_ca="", verify_client=False)
+    assert raised.value.code == Code.INVALID_ARGUMENT
+    port = server.start("127.0.0.1", 0)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check: Any = channel.unary_unary(HEALTH_CHECK)
+        assert check(b"", timeout=LIMIT_S) == b"\x08\x01"
+    assert server.stop(1.0, 1.0)
+
+
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
