@@ -2,11 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <chrono>
-#include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "grpc_server_fixture.h"
 
@@ -16,7 +13,7 @@ namespace {
 using namespace std::string_literals;
 
 // Short enough for a test, long enough that what is done in time is not late on a busy machine.
-constexpr std::int64_t kShortNs = 300'000'000;
+constexpr std::int64_t kShortNs = 500'000'000;
 
 class Http2ConnectionEndTest : public GrpcServerTest {
  protected:
@@ -40,7 +37,7 @@ TEST_F(Http2ConnectionEndTest, AnswersARequestThatDoesNotComeInWhole) {
   const std::int32_t large = client.begin(Http2Client::grpc_headers(kPredict), part, false);
   const std::int32_t empty = client.begin(Http2Client::grpc_headers(kUnary), "", false);
   const std::int32_t stream = client.begin(Http2Client::grpc_headers(kPerMessage), "\0\0\0"s, false);
-  const std::string text = "the request had not come in whole 0.3 s after it began (--grpc_request_seconds)";
+  const std::string text = "the request had not come in whole 0.5 s after it began (--grpc_request_seconds)";
   for (const std::int32_t each : {large, empty, stream}) {
     expect_error(client.wait(each), Code::kDeadlineExceeded, text);
     EXPECT_GE(now_ns() - began_ns, kShortNs);
@@ -119,14 +116,15 @@ TEST_F(Http2ConnectionEndTest, WaitsForEverWhereItIsToldTo) {
 
 TEST_F(Http2ConnectionEndTest, ResetsACallWhoseReplyNobodyTakes) {
   start({.buffered_bytes_max = 1 << 20, .request_ns = kShortNs});
-  Http2Client client(port_, 0);
+  const std::string large = request(1, 100'000), reply = response(1, 100'000);
   const std::int64_t began_ns = now_ns();
-  const std::int32_t id = client.begin(kPredict, request(1, 100'000));
+  Http2Client client(port_, 0);
+  const std::int32_t id = client.begin(kPredict, large);
   EXPECT_EQ(client.wait(id).error, static_cast<std::uint32_t>(NGHTTP2_CANCEL));
   EXPECT_GE(now_ns() - began_ns, kShortNs);
   for (int i = 0; i < 4; ++i) {  // each needs the room that the one before had
     Http2Client other(port_);
-    expect_ok(other.call(kPredict, request(2, 100'000)), response(2, 100'000));
+    expect_ok(other.call(kPredict, large), reply);
   }
   EXPECT_TRUE(client.flush());
 }
@@ -137,7 +135,9 @@ TEST_F(Http2ConnectionEndTest, LetsAClientTakeAReplyInSmallParts) {
   const std::int32_t id = client.begin(kPredict, request(1, 1000));
   ASSERT_TRUE(client.flush());
   const std::int64_t began_ns = now_ns();
-  while (now_ns() - began_ns < 4 * kShortNs && !client.stream(id).closed) {
+  std::int64_t last_ns = began_ns;
+  while (now_ns() - began_ns < 3 * kShortNs && !client.stream(id).closed) {
+    if (now_ns() - std::exchange(last_ns, now_ns()) > kShortNs / 2) GTEST_SKIP() << "too busy a machine to tell";
     nghttp2_submit_window_update(client.session(), NGHTTP2_FLAG_NONE, id, 1);
     const std::size_t had = client.stream(id).data.size();
     ASSERT_TRUE(client.pump([&] { return client.stream(id).data.size() > had || client.stream(id).closed; }));
@@ -191,8 +191,12 @@ TEST_F(Http2ConnectionEndTest, KeepsAConnectionOnWhichThereIsACallNowAndThen) {
   start({.idle_ns = kShortNs});
   Http2Client client(port_), other(port_);
   const std::int64_t began_ns = now_ns();
+  std::int64_t last_ns = began_ns;
   // Each call before the connection was idle for so long; the other one tells when that would have been.
-  while (now_ns() - began_ns < 3 * kShortNs) expect_ok(client.call(kPredict, request(1)), response(1));
+  while (now_ns() - began_ns < 3 * kShortNs) {
+    if (now_ns() - std::exchange(last_ns, now_ns()) > kShortNs / 2) GTEST_SKIP() << "too busy a machine to tell";
+    expect_ok(client.call(kPredict, request(1)), response(1));
+  }
   EXPECT_TRUE(other.wait_closed());
   EXPECT_EQ(client.goaways(), 0);
 }
