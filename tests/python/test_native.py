@@ -264,7 +264,8 @@ def test_requests_beyond_the_limit_of_all_connections_are_refused() -> None:
 
 @pytest.mark.parametrize("option", ["grpc_request_seconds", "grpc_idle_seconds"])
 def test_a_connection_that_says_nothing_is_closed_in_time_and_not_before(option: str) -> None:
-    with serving(**{option: 0.2}) as (_, channel):
+    options: dict[str, Any] = {option: 0.2}
+    with serving(**options) as (_, channel):
         assert channel.unary_unary("/s/Echo")(b"x", timeout=LIMIT_S) == b"x"
         port = int(channel._channel.target().decode().rpartition(":")[2])
         began = time.monotonic()
