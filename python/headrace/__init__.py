@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from headrace.model import LoadedModel, LoadedSignature, load
     from headrace.reply import Reply
     from headrace.server.server import Server
+    from headrace.server.ssl_config import SslConfigFile
+    from headrace.tls import ClientTls, ServerTls
 
 __all__ = [
     "AsyncClient",
@@ -41,6 +43,7 @@ __all__ = [
     "BatchingOptions",
     "Cancelled",
     "Client",
+    "ClientTls",
     "Code",
     "DeadlineExceeded",
     "FailedPrecondition",
@@ -55,7 +58,9 @@ __all__ = [
     "Reply",
     "ResourceExhausted",
     "Server",
+    "ServerTls",
     "Slot",
+    "SslConfigFile",
     "Unavailable",
     "Unimplemented",
     "Unknown",
@@ -70,12 +75,15 @@ MODULES = {
     "Batcher": "batcher",
     "BatchingOptions": "config",
     "Client": "client",
+    "ClientTls": "tls",
     "GrpcOptions": "config",
     "LoadedModel": "model",
     "LoadedSignature": "model",
     "Reply": "reply",
     "Server": "server.server",
+    "ServerTls": "tls",
     "Slot": "batcher",
+    "SslConfigFile": "server.ssl_config",
     "batched": "batched_function",
     "load": "model",
 }

@@ -293,6 +293,12 @@ class ServeOptions:
         "what serves gRPC: native, threads of our own, without Python; grpcio, Python's gRPC",
         choices=("native", "grpcio"),
     )
+    ssl_config_file: str = option(
+        "",
+        "TensorFlow Serving's SSLConfig as text: the server's key and certificate, with which connections are encrypted,"
+        " and the CA of its clients; read again when it changes",
+        default_text="none: connections are not encrypted",
+    )
     executor: str = option(
         "native",
         "native: TensorFlow's C API on native threads; python: TensorFlow's Python package, slower, for comparison",

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -20,10 +22,11 @@ import grpc.aio
 
 from headrace import _core
 from headrace.config import GrpcOptions
-from headrace.errors import Code, FailedPrecondition, HeadraceError, ResourceExhausted
+from headrace.errors import Code, FailedPrecondition, HeadraceError, InvalidArgument, ResourceExhausted
 from headrace.server.health import Health
 from headrace.server.ports import check_port, check_socket_path, listen_address, socket_address
 from headrace.server.services import HEALTH_WATCH, MESSAGE_BYTES_MAX, PREDICT, Handler, Unary, error_text
+from headrace.tls import ServerKeys
 
 if TYPE_CHECKING:
     Method = grpc.RpcMethodHandler[bytes, bytes]
@@ -55,7 +58,7 @@ CONTROL_WAITING_MAX = 1000
 class GrpcServer:
     """A gRPC server for the models of `router`.
 
-    Thread safety: start(), refuse() and stop() from one thread at a time, any thread.
+    Thread safety: start(), refuse() and stop() from one thread at a time, any thread; set_tls() from any thread.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class GrpcServer:
         }
         for path, handler in control.items():
             self._handlers[path] = self._control_handler(handler)
+        self._renewed: deque[ServerKeys] = deque(maxlen=1)  # what set_tls() got and gRPC has not fetched
         self._tokens = itertools.count(1)
         self._answers: dict[int, asyncio.Future[tuple[int, str, bytes]]] = {}
         self._refusing = False
@@ -81,17 +85,22 @@ class GrpcServer:
         self._loop.set_exception_handler(_on_loop_error)
         self._thread = threading.Thread(target=self._run_loop, name="headrace-grpc", daemon=True)
 
-    def start(self, host: str, port: int, socket_path: str = "") -> int:
-        """Listens and serves, on a unix socket too if there is a path; returns the port.
+    def start(self, host: str, port: int, socket_path: str = "", tls: ServerKeys | None = None) -> int:
+        """Listens and serves, on a unix socket too if there is a path; returns the port.  With keys the port talks TLS.
 
-        Raises what check_port() and check_socket_path() raise if it cannot listen, and is stopped then.
+        Raises what check_port() and check_socket_path() raise if it cannot listen, InvalidArgument for keys, and is
+        stopped then.
         """
         self._thread.start()
         try:
-            return asyncio.run_coroutine_threadsafe(self._start(host, port, socket_path), self._loop).result()
+            return asyncio.run_coroutine_threadsafe(self._start(host, port, socket_path, tls), self._loop).result()
         except BaseException:
             self._end()
             raise
+
+    def set_tls(self, keys: ServerKeys) -> None:
+        """What new connections get from now on; those there are go on as they are."""
+        self._renewed.append(keys)
 
     def refuse(self) -> None:
         """Answers UNAVAILABLE to every request that comes from now on; those that came before go on."""
@@ -118,12 +127,12 @@ class GrpcServer:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    async def _start(self, host: str, port: int, socket_path: str) -> int:
+    async def _start(self, host: str, port: int, socket_path: str, tls: ServerKeys | None) -> int:
         self._loop.add_reader(self._queue.fileno(), self._deliver)
         self._server = grpc.aio.server(options=self._options)
         self._server.add_generic_rpc_handlers((_Methods(self._handlers),))
         try:
-            bound = self._server.add_insecure_port(listen_address(host, port))
+            bound = self._listen(listen_address(host, port), tls)
             if socket_path:
                 check_socket_path(socket_path)  # gRPC would take it from a server that listens there
                 self._server.add_insecure_port(socket_address(socket_path))
@@ -133,9 +142,19 @@ class GrpcServer:
             self._loop.remove_reader(self._queue.fileno())
             if isinstance(error, RuntimeError):  # gRPC does not say why
                 check_port(host, port)
+                if tls is not None:
+                    raise InvalidArgument("gRPC cannot use the private key, the certificate or the CA") from None
                 raise FailedPrecondition(f"cannot listen on {listen_address(host, port)}") from None
             raise
         return int(bound)
+
+    def _listen(self, address: str, tls: ServerKeys | None) -> int:
+        if tls is None:
+            return self._server.add_insecure_port(address)
+        fetch = partial(_fetch, self._renewed)
+        return self._server.add_secure_port(
+            address, grpc.dynamic_ssl_server_credentials(_configuration(tls), fetch, bool(tls.client_ca))
+        )
 
     async def _stop(self, drain_s: float, send_s: float) -> bool:
         self._refusing = True
@@ -258,6 +277,19 @@ class _Methods(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Method | None:
         return self._handlers.get(handler_call_details.method)
+
+
+def _configuration(keys: ServerKeys) -> grpc.ServerCertificateConfiguration:
+    pair = (keys.private_key.encode(), keys.certificate.encode())
+    return grpc.ssl_server_certificate_configuration([pair], keys.client_ca.encode() or None)
+
+
+def _fetch(renewed: deque[ServerKeys]) -> grpc.ServerCertificateConfiguration | None:
+    """Called by gRPC for every new connection, on threads of its own; None where nothing has changed."""
+    try:
+        return _configuration(renewed.pop())
+    except IndexError:
+        return None
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

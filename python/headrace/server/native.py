@@ -21,6 +21,7 @@ from headrace.engine import EXIT_JOIN_S, at_exit
 from headrace.errors import Code, HeadraceError, from_status
 from headrace.server.health import Health
 from headrace.server.services import HEALTH_CHECK, Handler, PerMessage
+from headrace.tls import ServerKeys
 
 logger = logging.getLogger("headrace")
 
@@ -37,7 +38,7 @@ EXIT_SEND_S = 1.0
 class NativeServer:
     """A gRPC server for the models of `router`.
 
-    Thread safety: start(), refuse() and stop() from one thread at a time, any thread.
+    Thread safety: start(), refuse() and stop() from one thread at a time, any thread; set_tls() from any thread.
     """
 
     def __init__(
@@ -60,15 +61,18 @@ class NativeServer:
             for i in range(CONTROL_THREADS)
         ]
 
-    def start(self, host: str, port: int, socket_path: str = "") -> int:
-        """Listens and serves, on a unix socket too if there is a path; returns the port.
+    def start(self, host: str, port: int, socket_path: str = "", tls: ServerKeys | None = None) -> int:
+        """Listens and serves, on a unix socket too if there is a path; returns the port.  With keys the port talks TLS.
 
-        Raises what check_port() and check_socket_path() raise if it cannot listen, and is stopped then.
+        Raises what check_port() and check_socket_path() raise if it cannot listen, InvalidArgument for keys, and is
+        stopped then.
         """
         for service in self._health.services:
             self._unwatch.append(self._follow_health(service))
         _open_servers.add(self)
         try:
+            if tls is not None:
+                self.set_tls(tls)
             for thread in self._threads:
                 thread.start()
             return self._server.start(host, port, socket_path)
@@ -77,6 +81,13 @@ class NativeServer:
             if isinstance(error, _core.StatusError):
                 raise from_status(error.code, error.message) from None
             raise
+
+    def set_tls(self, keys: ServerKeys) -> None:
+        """What new connections get from now on; those there are go on as they are.  Raises InvalidArgument for keys."""
+        try:
+            self._server.set_tls(keys.private_key, keys.certificate, keys.client_ca, bool(keys.client_ca))
+        except _core.StatusError as error:
+            raise from_status(error.code, error.message) from None
 
     def refuse(self) -> None:
         """Answers UNAVAILABLE to every request that comes from now on; those that came before go on."""

@@ -19,6 +19,7 @@ from headrace.server.signals import StopSignals
 
 if TYPE_CHECKING:
     from headrace.server.server import Server
+    from headrace.server.ssl_config import SslConfigFile
 
 logger = logging.getLogger("headrace")
 
@@ -86,6 +87,7 @@ def _load(options: ServeOptions) -> Server:
     # Much of loading a model is reading TensorFlow's library from disk: import the server meanwhile.
     importing = threading.Thread(target=importlib.import_module, args=(SERVER,), daemon=True)
     importing.start()
+    tls = _tls(options.ssl_config_file)
     from headrace import model
 
     loaded = model.load(
@@ -108,7 +110,19 @@ def _load(options: ServeOptions) -> Server:
         executor=options.executor,
         grpc_transport=options.grpc_transport,
         grpc_options=options.grpc,
+        tls=tls,
     )
+
+
+def _tls(ssl_config_file: str) -> SslConfigFile | None:
+    """Reads the file too: whoever has made a mistake in it need not wait until the model has been loaded."""
+    if not ssl_config_file:
+        return None
+    from headrace.server.ssl_config import SslConfigFile
+
+    tls = SslConfigFile(ssl_config_file)
+    tls.read()
+    return tls
 
 
 def _set_up_process() -> None:

@@ -22,12 +22,15 @@ from headrace.engine import Engine
 from headrace.errors import FailedPrecondition, InvalidArgument
 from headrace.executors import PythonExecutors
 from headrace.model import LoadedModel
+from headrace.server.certificate_watch import CertificateWatch, TlsFiles
 from headrace.server.grpc_server import GrpcServer
 from headrace.server.health import Health
 from headrace.server.metadata import signature_defs
 from headrace.server.native import NativeServer
 from headrace.server.ports import check_port, check_socket_path, listen_address
 from headrace.server.services import PREDICTION_SERVICE, Handler, control_services
+from headrace.server.ssl_config import SslConfigFile
+from headrace.tls import ServerTls
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,9 +57,11 @@ class Server:
     tuple), their signature is serving_default, and their version 1.  The same model may be in several servers.
 
     `host` and `port` are where it listens; port 0 takes a free one; a name listens on all addresses it has.  With a
-    `grpc_socket_path` it listens on a unix socket there as well, which clients call "unix:PATH".  `options` are for the LoadedModels and for the
-    callables that are not batched yet.  `executor` is "native", or "python" for TensorFlow's Python package.
+    `grpc_socket_path` it listens on a unix socket there as well, which clients call "unix:PATH".  `options` are for the
+    LoadedModels and for the callables that are not batched yet.  `executor` is "native", or "python" for TensorFlow's
+    Python package.
     `grpc_transport` is what serves gRPC: "native", threads without Python, for which `grpc_options` are, or "grpcio".
+    With `tls` all connections to the port are encrypted, and others are not taken; those to the socket stay plain.
 
     It installs no signal handlers and sets up no logging: what it has to say goes to the logger "headrace".
 
@@ -77,6 +82,7 @@ class Server:
         executor: str = "native",
         grpc_transport: str = "native",
         grpc_options: GrpcOptions | None = None,
+        tls: ServerTls | SslConfigFile | None = None,
     ) -> None:
         if not models:
             raise InvalidArgument("no models to serve")
@@ -91,6 +97,8 @@ class Server:
         ServeOptions(  # checks them
             port=port, grpc_socket_path=grpc_socket_path, executor=executor, grpc_transport=grpc_transport
         )
+        if not isinstance(tls, ServerTls | SslConfigFile | None):
+            raise InvalidArgument(f"tls is of type {type(tls).__name__}; it must be a ServerTls or an SslConfigFile")
         self._models = dict(models)
         self._host = host
         self._port = port
@@ -98,6 +106,7 @@ class Server:
         self._options = options or BatchingOptions()
         self._executor = executor
         self._transport = _transport(grpc_transport, grpc_options or GrpcOptions())
+        self._tls = tls
         self._process = os.getpid()
         # Over an RLock: a signal handler that calls stop() may have interrupted whoever holds it.
         self._changed = threading.Condition()
@@ -107,14 +116,14 @@ class Server:
         """Serves from the moment this returns; again after stop(), then with new counters.
 
         Raises FailedPrecondition if the port or the socket path is taken or the server runs already, PermissionDenied
-        for one that needs a right, InvalidArgument for a host that is no address of this machine or a path that can be
-        none.  Nothing is left running then.
+        for one that needs a right, InvalidArgument for a host that is no address of this machine, a path that can be
+        none, and for the files of `tls` where they cannot be used.  Nothing is left running then.
         """
         self._check_process()
         life = _Life(self._changed)
         # A thread of its own for everything between start() and stop(): Ctrl-C in the caller cuts no step short, and
         # a signal handler that calls stop() waits for nothing that it has interrupted.
-        where = (self._host, self._port, self._socket_path)
+        where = (self._host, self._port, self._socket_path, self._tls)
         opening = (self._models, *where, self._options, self._executor, self._transport)
         thread = threading.Thread(target=life.live, args=opening, name="headrace-server", daemon=True)
         with self._changed:
@@ -243,6 +252,7 @@ class _Life:
         self._wrapped: list[Batched[..., Any]] = []  # ours to close
         self._catalogue: dict[str, dict[int, bytes]] = {}
         self._grpc: GrpcServer | NativeServer | None = None
+        self._certificates: CertificateWatch | None = None
 
     def end(self, timeout_s: float) -> None:
         """Ends it, with `timeout_s` seconds for its answers, unless it is ending already.
@@ -266,6 +276,7 @@ class _Life:
         host: str,
         port: int,
         socket_path: str,
+        tls: TlsFiles | None,
         options: BatchingOptions,
         executor: str,
         transport: Transport,
@@ -277,16 +288,21 @@ class _Life:
             self._move(State.STARTING)
         try:
             try:
-                check_port(host, port)  # before anything is started that would have to be stopped again
+                # Before anything is started that would have to be stopped again.
+                check_port(host, port)
                 if socket_path:
                     check_socket_path(socket_path)
+                certificates = None if tls is None else CertificateWatch(tls)
                 self._engine = Engine()
                 for name, model in models.items():
                     self._add(self._engine, name, model, options, executor)
                 control = control_services(self._health, self._catalogue)
                 grpc = transport(self._engine.router, control, self._health)
-                self.port = grpc.start(host, port, socket_path)
+                self.port = grpc.start(host, port, socket_path, None if certificates is None else certificates.keys)
                 self._grpc = grpc
+                if certificates is not None:
+                    certificates.start(grpc.set_tls)
+                    self._certificates = certificates
             except BaseException as error:  # noqa: BLE001  start() raises it
                 self.error = error
             else:
@@ -299,7 +315,7 @@ class _Life:
             self.ended_well = self._close(self._stop_s or 0.0)
         finally:
             # A server that is kept for another start keeps nothing of this one.
-            self._engine = self._grpc = None
+            self._engine = self._grpc = self._certificates = None
             self._executors, self._wrapped, self.lanes = [], [], []
             self._move(State.STOPPED)
 
@@ -338,6 +354,8 @@ class _Life:
 
         ended: list[bool] = []
         self._health.stop()
+        if self._certificates is not None:
+            self._certificates.stop()
         if self._grpc is not None:
             self._grpc.refuse()
         if self._engine is not None:
