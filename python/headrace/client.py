@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,13 +22,22 @@ from headrace.errors import (
     Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
+    HeadraceError,
     InvalidArgument,
     Unavailable,
     from_status,
 )
 from headrace.predictor import MESSAGE_BYTES_MAX, METHODS, Metadata, Pairs, Predictor, Target
+from headrace.tls import ClientTls
 
 T = TypeVar("T")
+
+# How gRPC says why there is no connection.
+NOT_CONNECTED = "failed to connect"
+UNTRUSTED = re.compile("CERTIFICATE_VERIFY_FAILED(?:: ([^:]+))?")
+OTHER_NAME = "Hostname Verification Check failed"
+NO_TLS = "WRONG_VERSION_NUMBER"
+HUNG_UP = re.compile("Socket closed|Connection reset|ALERT")
 
 # gRPC makes at most 5 attempts at a call.
 RETRIES_MAX = 4
@@ -44,13 +54,14 @@ class Client:
 
     `address` is "host:port" or anything else that gRPC takes for a target, such as "unix:/path".  It is connected to at
     the first call.  Up to 4 `retries` are made of a call that the server, or its absence, answers with UNAVAILABLE, with
-    pauses that double from 0.1 s to 1 s, within the call's timeout; retry only what may run twice.
+    pauses that double from 0.1 s to 1 s, within the call's timeout; retry only what may run twice.  With `tls`, even
+    ClientTls() with nothing in it, the connection is encrypted, and made only to a server whose certificate is trusted.
 
-    Raises InvalidArgument for another number of retries.
+    Raises InvalidArgument for another number of retries, and for the files of `tls` where they cannot be used.
     """
 
-    def __init__(self, address: str, *, retries: int = 0) -> None:
-        self._connection = _BlockingConnection(address, _channel_options(retries))
+    def __init__(self, address: str, *, retries: int = 0, tls: ClientTls | None = None) -> None:
+        self._connection = _BlockingConnection(_Server(address, retries, tls))
         self._predictor = Predictor(self._connection)
 
     def predict(
@@ -105,8 +116,8 @@ class AsyncClient:
     The parameters are Client's.  The event loop is that of the first call.
     """
 
-    def __init__(self, address: str, *, retries: int = 0) -> None:
-        self._connection = _AsyncConnection(address, _channel_options(retries))
+    def __init__(self, address: str, *, retries: int = 0, tls: ClientTls | None = None) -> None:
+        self._connection = _AsyncConnection(_Server(address, retries, tls))
         self._predictor = Predictor(self._connection)
 
     async def predict(
@@ -140,18 +151,71 @@ class AsyncClient:
         await self.close()
 
 
+class _Server:
+    """Where a connection leads to, and how it is made."""
+
+    def __init__(self, address: str, retries: int, tls: ClientTls | None) -> None:
+        self.address = address
+        self.options = _channel_options(retries)
+        self.credentials: grpc.ChannelCredentials | None = None
+        self._tls = tls
+        if tls is None:
+            return
+        if not isinstance(tls, ClientTls):
+            raise InvalidArgument(f"tls is {tls!r}; it must be a ClientTls, or None for a connection without TLS")
+        keys = tls.read()
+        self.credentials = grpc.ssl_channel_credentials(keys.ca, keys.private_key, keys.certificate)
+        if tls.server_name is not None:
+            self.options.append(("grpc.ssl_target_name_override", tls.server_name))
+
+    def error(self, code: grpc.StatusCode, details: str | None) -> HeadraceError:
+        """The error of a call that ended so; where TLS is the reason it says what to do about it."""
+        text = details or ""
+        if code is not grpc.StatusCode.UNAVAILABLE:
+            return from_status(code.value[0], text)
+        if untrusted := UNTRUSTED.search(text):
+            text = (
+                f"{self.address}: the server's certificate is not trusted ({untrusted[1] or 'no reason given'});"
+                " ClientTls(ca_file=...) names the CAs that are"
+            )
+        elif OTHER_NAME in text:
+            name = self._tls.server_name if self._tls else None
+            text = (
+                f"{self.address}: the server's certificate is not for"
+                f" {'the host of this address' if name is None else repr(name)}; ClientTls(server_name=...) is the name"
+                " that it must have"
+            )
+        elif NO_TLS in text:
+            text = f"{self.address}: the server does not speak TLS; make the client without tls=ClientTls(...)"
+        elif NOT_CONNECTED in text and HUNG_UP.search(text):
+            text += self._advice()
+        return Unavailable(text)
+
+    def _advice(self) -> str:
+        """What may be wrong where a server hangs up before the first call; it does not say why."""
+        if self._tls is None:
+            return "; a server that speaks TLS needs a client with tls=ClientTls(...)"
+        if self._tls.certificate_file is None:
+            return "; a server that asks for a client's certificate needs ClientTls(key_file=..., certificate_file=...)"
+        return "; a server that asks for a client's certificate must trust the CA of ClientTls's certificate_file"
+
+
 class _BlockingConnection:
     """Blocks the thread that calls, and suspends no coroutine."""
 
-    def __init__(self, address: str, options: Sequence[tuple[str, Any]]) -> None:
-        self._channel = grpc.insecure_channel(address, options)
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+        if server.credentials is None:
+            self._channel = grpc.insecure_channel(server.address, server.options)
+        else:
+            self._channel = grpc.secure_channel(server.address, server.credentials, server.options)
         self._methods: dict[str, Any] = {path: self._channel.unary_unary(path) for path in METHODS}
 
     async def call(self, path: str, message: bytes, timeout: float | None, metadata: Pairs) -> bytes:
         try:
             return bytes(self._methods[path](message, timeout=timeout, metadata=metadata))
         except grpc.RpcError as error:
-            raise from_status(error.code().value[0], error.details() or "") from None
+            raise self._server.error(error.code(), error.details()) from None
         except ValueError:  # that is how gRPC says that the channel is closed
             raise _closed() from None
 
@@ -169,7 +233,7 @@ class _BlockingConnection:
         except grpc.FutureCancelledError:
             raise Cancelled(call.details()) from None
         except grpc.RpcError as error:
-            raise from_status(error.code().value[0], error.details() or "") from None
+            raise self._server.error(error.code(), error.details()) from None
 
     def close(self) -> None:
         self._channel.close()
@@ -178,9 +242,8 @@ class _BlockingConnection:
 class _AsyncConnection:
     """Suspends the coroutine that calls.  The channel is made in the event loop that it belongs to."""
 
-    def __init__(self, address: str, options: Sequence[tuple[str, Any]]) -> None:
-        self._address = address
-        self._options = options
+    def __init__(self, server: _Server) -> None:
+        self._server = server
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[str, Any] = {}
@@ -211,7 +274,7 @@ class _AsyncConnection:
             raise _too_late()
         code = await call.code()
         if code is not grpc.StatusCode.OK:
-            raise from_status(code.value[0], await call.details())
+            raise self._server.error(code, await call.details())
         return bytes(await call)
 
     async def close(self) -> None:
@@ -225,7 +288,11 @@ class _AsyncConnection:
             raise _closed()
         if self._channel is None:
             self._loop = loop
-            self._channel = grpc.aio.insecure_channel(self._address, self._options)
+            server = self._server
+            if server.credentials is None:
+                self._channel = grpc.aio.insecure_channel(server.address, server.options)
+            else:
+                self._channel = grpc.aio.secure_channel(server.address, server.credentials, server.options)
             self._methods = {path: self._channel.unary_unary(path) for path in METHODS}
         if self._loop is not loop:
             raise FailedPrecondition("this client belongs to another event loop: make one in each")

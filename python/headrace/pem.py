@@ -86,7 +86,7 @@ def _context() -> ssl.SSLContext:
 def _file_of(content: bytes) -> Iterator[str]:
     """A path for what takes nothing but paths; private keys are not written to disk."""
     descriptor = os.memfd_create("headrace-pem", os.MFD_CLOEXEC)
-    with open(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
         yield f"/proc/self/fd/{descriptor}"

@@ -27,8 +27,8 @@ LAYERS = ["core", "wire", "run", "lane", "model", "router", "net", "bind"]
 # A module may import only modules of its own layer or of one further up.
 PYTHON_LAYERS = [
     {"_core", "channel_arguments", "config", "errors", "proto"},
-    {"metrics", "model", "probe", "recorded", "saved_model", "tensor_proto"},
-    {"engine", "executors"},
+    {"metrics", "model", "pem", "probe", "recorded", "saved_model", "tensor_proto"},
+    {"engine", "executors", "tls"},
     {"batched_function", "batcher", "client", "lane", "predictor", "reply"},
     {"server"},
     {"tools"},

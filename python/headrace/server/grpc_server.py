@@ -151,10 +151,10 @@ class GrpcServer:
     def _listen(self, address: str, tls: ServerKeys | None) -> int:
         if tls is None:
             return self._server.add_insecure_port(address)
-        fetch = partial(_fetch, self._renewed)
-        return self._server.add_secure_port(
-            address, grpc.dynamic_ssl_server_credentials(_configuration(tls), fetch, bool(tls.client_ca))
-        )
+        # Not this object's own method, which gRPC would keep alive.
+        fetch: Any = partial(_fetch, self._renewed)
+        credentials = grpc.dynamic_ssl_server_credentials(_configuration(tls), fetch, bool(tls.client_ca))
+        return self._server.add_secure_port(address, credentials)
 
     async def _stop(self, drain_s: float, send_s: float) -> bool:
         self._refusing = True
