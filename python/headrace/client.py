@@ -37,7 +37,7 @@ NOT_CONNECTED = "failed to connect"
 UNTRUSTED = re.compile("CERTIFICATE_VERIFY_FAILED(?:: ([^:]+))?")
 OTHER_NAME = "Hostname Verification Check failed"
 NO_TLS = "WRONG_VERSION_NUMBER"
-HUNG_UP = re.compile("Socket closed|Connection reset|ALERT")
+HUNG_UP = re.compile("Socket closed|Connection reset|Unwrap failed")
 
 # gRPC makes at most 5 attempts at a call.
 RETRIES_MAX = 4
