@@ -32,10 +32,10 @@ from headrace.tls import ClientTls
 
 T = TypeVar("T")
 
-# How gRPC says why there is no connection.
+# How gRPC says why there is no connection, in its releases from 1.60 on.
 NOT_CONNECTED = "failed to connect"
 UNTRUSTED = re.compile("CERTIFICATE_VERIFY_FAILED(?:: ([^:]+))?")
-OTHER_NAME = "Hostname Verification Check failed"
+OTHER_NAME = re.compile("Hostname Verification Check failed|is not in peer certificate")
 NO_TLS = "WRONG_VERSION_NUMBER"
 HUNG_UP = re.compile("Socket closed|Connection reset|Unwrap failed")
 
@@ -174,11 +174,12 @@ class _Server:
         if code is not grpc.StatusCode.UNAVAILABLE:
             return from_status(code.value[0], text)
         if untrusted := UNTRUSTED.search(text):
+            reason = f" ({untrusted[1]})" if untrusted[1] else ""
             text = (
-                f"{self.address}: the server's certificate is not trusted ({untrusted[1] or 'no reason given'});"
-                " ClientTls(ca_file=...) names the CAs that are"
+                f"{self.address}: the server's certificate is not trusted{reason}; ClientTls(ca_file=...) names the CAs"
+                " that are"
             )
-        elif OTHER_NAME in text:
+        elif OTHER_NAME.search(text):
             name = self._tls.server_name if self._tls else None
             text = (
                 f"{self.address}: the server's certificate is not for"

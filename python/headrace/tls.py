@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -16,19 +17,24 @@ File: TypeAlias = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What a server needs for TLS, as PEM text; with a `client_ca` clients must show a certificate that it signed."""
+    """What a server needs for TLS, as PEM text; with a `client_ca` clients must show a certificate that it signed.
 
+    `source` names the files.
+    """
+
+    source: str
     private_key: str = field(repr=False)
     certificate: str
     client_ca: str
 
     @classmethod
-    def checked(cls, key: Pem, certificate: Pem, client_ca: Pem | None) -> ServerKeys:
+    def checked(cls, files: Sequence[Path], key: Pem, certificate: Pem, client_ca: Pem | None) -> ServerKeys:
         """Raises InvalidArgument for what cannot be used, with the name of where it is from."""
         check_pair(key, certificate)
         if client_ca is not None:
             check_certificates(client_ca)
-        return cls(key.text, certificate.text, "" if client_ca is None else client_ca.text)
+        source = ", ".join(map(str, files))
+        return cls(source, key.text, certificate.text, "" if client_ca is None else client_ca.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +62,8 @@ class ServerTls:
     def read(self) -> ServerKeys:
         """What is in the files now.  Raises InvalidArgument where they cannot be read or used."""
         client_ca = None if self.client_ca_file is None else _read("client_ca_file", self.client_ca_file)
-        return ServerKeys.checked(
-            _read("key_file", self.key_file), _read("certificate_file", self.certificate_file), client_ca
-        )
+        key, certificate = _read("key_file", self.key_file), _read("certificate_file", self.certificate_file)
+        return ServerKeys.checked(self.files, key, certificate, client_ca)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -182,7 +182,7 @@ def test_a_server_that_is_not_trusted_gets_no_request(serve: Serve, ask: Ask, st
         for tls in (ClientTls(ca_file=stranger.file), ClientTls()):
             said = refusal(ask, server.grpc_address, tls)
             assert re.fullmatch(
-                rf"{server.grpc_address}: the server's certificate is not trusted \([\w -]+\);"
+                rf"{server.grpc_address}: the server's certificate is not trusted( \([\w -]+\))?;"
                 r" ClientTls\(ca_file=\.\.\.\) names the CAs that are",
                 said,
             ), said

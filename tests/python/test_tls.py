@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 import headrace
-from headrace.client import AsyncClient, Client
-from headrace.errors import InvalidArgument
+from headrace import _core
+from headrace.client import AsyncClient, Client, _Server
+from headrace.config import GrpcOptions
+from headrace.errors import InvalidArgument, Unavailable
+from headrace.server.grpc_server import GrpcServer
+from headrace.server.health import Health
+from headrace.server.native import NativeServer
 from headrace.server.server import Server
-from headrace.tls import ClientTls, ServerTls
+from headrace.tls import ClientTls, ServerKeys, ServerTls
 from tests.certificates import Authority, Issued
 
 if TYPE_CHECKING:
@@ -80,6 +86,18 @@ def test_a_server_whose_files_cannot_be_used_does_not_start(issued: Issued, tmp_
         assert server.grpc_address
 
 
+def test_keys_that_only_the_transport_finds_wrong_are_named_and_it_does_not_start(
+    authority: Authority, issued: Issued
+) -> None:
+    wrong = ServerKeys("FILES", "rubbish", issued.certificate.read_text(), authority.file.read_text())
+    grpcio = GrpcServer(_core.Router(), {}, Health([]))
+    with pytest.raises(InvalidArgument, match=r"^FILES: gRPC cannot use the key, the certificate or the CA$"):
+        grpcio.start("127.0.0.1", 0, wrong)
+    native = NativeServer(_core.Router(), {}, Health([]), GrpcOptions())
+    with pytest.raises(InvalidArgument, match=r"^FILES: private_key: "):
+        native.start("127.0.0.1", 0, wrong)
+
+
 def test_what_is_no_tls_is_said() -> None:
     with pytest.raises(InvalidArgument, match=r"^tls is of type bool; it must be a ServerTls or an SslConfigFile$"):
         Server({"negate": lambda x: -x}, tls=True)  # type: ignore[arg-type]
@@ -134,3 +152,48 @@ def test_a_client_takes_no_other_tls(kind: Any, tls: Any) -> None:
 def test_a_server_name_is_a_name(name: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"^server_name is .*; it must be a name"):
         ClientTls(server_name=name).read()
+
+
+# What gRPC 1.60 and 1.85 say, and what a client makes of it.
+HANDSHAKE_OF_1_60 = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Ssl handshake failed: "
+HANDSHAKE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed (TSI_PROTOCOL_FAILURE): "
+NAME = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+OPENSSL = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:"
+
+
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        (f"{HANDSHAKE_OF_1_60}{OPENSSL}CERTIFICATE_VERIFY_FAILED", "h:1: the server's certificate is not trusted; "),
+        (
+            f"{HANDSHAKE}{OPENSSL}CERTIFICATE_VERIFY_FAILED: certificate has expired: OK",
+            "h:1: the server's certificate is not trusted (certificate has expired); ",
+        ),
+        (f"{NAME}Peer name h is not in peer certificate", "h:1: the server's certificate is not for the host of "),
+        (
+            f"{NAME}Custom verification check failed with error: UNAUTHENTICATED: Hostname Verification Check failed.",
+            "h:1: the server's certificate is not for the host of ",
+        ),
+        (f"{HANDSHAKE_OF_1_60}{OPENSSL}WRONG_VERSION_NUMBER", "h:1: the server does not speak TLS; "),
+        (f"{HANDSHAKE}{OPENSSL}WRONG_VERSION_NUMBER: Invalid certificate: OK", "h:1: the server does not speak TLS; "),
+    ],
+)
+def test_what_grpc_says_of_a_server_becomes_what_to_do(details: str, said: str) -> None:
+    error = _Server("h:1", 0, ClientTls()).error(grpc.StatusCode.UNAVAILABLE, details)
+    assert type(error) is Unavailable
+    assert error.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "the queue is full"),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: UNKNOWN: Connection refused"),
+        (grpc.StatusCode.INTERNAL, "CERTIFICATE_VERIFY_FAILED"),
+    ],
+)
+def test_what_has_nothing_to_do_with_tls_is_told_as_it_is(code: grpc.StatusCode, text: str) -> None:
+    for tls in (None, ClientTls()):
+        error = _Server("h:1", 0, tls).error(code, text)
+        assert (error.code, error.message) == (code.value[0], text)

@@ -71,7 +71,7 @@ class CertificateWatch:
                 raise InvalidArgument("client_verify has changed, which takes a new start of the server")
             if keys != self.keys:
                 renew(keys)
-                logger.info("certificate re-read: %s", self._text())
+                logger.info("certificate re-read: %s", keys.source)
         except HeadraceError as error:
             if error.message != self._warned:
                 logger.warning("certificate not re-read, the old one stays: %s", error.message)
@@ -86,9 +86,6 @@ class CertificateWatch:
     def _stamps(self) -> list[tuple[int, ...] | None]:
         """What is another for another content of the files."""
         return [_stamp(file) for file in self._files.files]
-
-    def _text(self) -> str:
-        return ", ".join(map(str, self._files.files))
 
 
 def _stamp(file: Path) -> tuple[int, ...] | None:

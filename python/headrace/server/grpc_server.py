@@ -143,7 +143,7 @@ class GrpcServer:
             if isinstance(error, RuntimeError):  # gRPC does not say why
                 check_port(host, port)
                 if tls is not None:
-                    raise InvalidArgument("gRPC cannot use the private key, the certificate or the CA") from None
+                    raise InvalidArgument(f"{tls.source}: gRPC cannot use the key, the certificate or the CA") from None
                 raise FailedPrecondition(f"cannot listen on {listen_address(host, port)}") from None
             raise
         return int(bound)

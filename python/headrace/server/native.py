@@ -87,7 +87,7 @@ class NativeServer:
         try:
             self._server.set_tls(keys.private_key, keys.certificate, keys.client_ca, bool(keys.client_ca))
         except _core.StatusError as error:
-            raise from_status(error.code, error.message) from None
+            raise from_status(error.code, f"{keys.source}: {error.message}") from None
 
     def refuse(self) -> None:
         """Answers UNAVAILABLE to every request that comes from now on; those that came before go on."""

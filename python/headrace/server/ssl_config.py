@@ -46,7 +46,8 @@ class SslConfigFile:
             raise InvalidArgument(
                 f"{self._name}: client_verify is true, but custom_ca is empty; it must be the CA of the clients"
             )
-        return ServerKeys.checked(self._pem(config, "server_key"), self._pem(config, "server_cert"), client_ca)
+        key, certificate = self._pem(config, "server_key"), self._pem(config, "server_cert")
+        return ServerKeys.checked(self.files, key, certificate, client_ca)
 
     @property
     def _name(self) -> str:
