@@ -194,4 +194,10 @@ Status listen_on_path(const std::string& path, std::vector<Listener>* listeners)
   return {};
 }
 
+bool is_unix(const Descriptor& socket) {
+  int domain = 0;
+  socklen_t size = sizeof domain;
+  return ::getsockopt(socket.fd(), SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
 }  // namespace headrace

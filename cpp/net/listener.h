@@ -45,4 +45,7 @@ Status listen_on(const std::string& host, int* port, std::vector<Listener>* list
 // none.
 Status listen_on_path(const std::string& path, std::vector<Listener>* listeners);
 
+// Whether a connection came through a unix socket.
+bool is_unix(const Descriptor& socket);
+
 }  // namespace headrace

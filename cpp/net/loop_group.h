@@ -21,6 +21,7 @@
 #include "net/codec_pool.h"
 #include "net/descriptor.h"
 #include "net/grpc_server.h"
+#include "net/listener.h"
 #include "net/method_table.h"
 #include "net/tls_context.h"
 #include "net/tls_stream.h"
@@ -61,12 +62,12 @@ struct LoopGroup {
     tls.swap(context);
   }
 
-  // What a client that has connected talks.
+  // What a client that has connected talks.  On a unix socket that is never TLS, as with TensorFlow Serving.
   std::unique_ptr<ByteStream> stream_on(Descriptor socket) {
     std::unique_lock lock(mutex);
     const std::shared_ptr<const TlsContext> context = tls;
     lock.unlock();
-    if (context == nullptr) return std::make_unique<PlainStream>(std::move(socket));
+    if (context == nullptr || is_unix(socket)) return std::make_unique<PlainStream>(std::move(socket));
     return std::make_unique<TlsStream>(*context, std::move(socket));
   }
 

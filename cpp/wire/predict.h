@@ -93,7 +93,7 @@ class PredictRequest final : public Request {
   Status check_dtypes() const;
   Status encode(std::span<const TensorView> outputs);
 
-  static constexpr std::size_t kArenaBytes = 512;
+  static constexpr std::size_t kArenaBytes = 448;
 
   std::shared_ptr<const void> owner_;
   ModelSpec model_spec_;

@@ -78,6 +78,13 @@ def serve(transport: str, files: Issued) -> Serve:
     return serve
 
 
+def test_a_unix_socket_beside_it_stays_plain(transport: str, files: Issued, tmp_path: Path) -> None:
+    tls = ServerTls(key_file=files.key, certificate_file=files.certificate)
+    path = str(tmp_path / "socket")
+    with Server({"half": half}, port=0, grpc_socket_path=path, grpc_transport=transport, tls=tls):
+        assert ask_blocking(f"unix:{path}", None) == 1.5
+
+
 def ask_blocking(address: str, tls: ClientTls | None, retries: int = 0) -> float:
     with Client(address, tls=tls, retries=retries) as client:
         return float(client.predict("half", {"x": [3.0]}, timeout=LIMIT_S)["output"][0])

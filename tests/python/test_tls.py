@@ -90,12 +90,12 @@ def test_keys_that_only_the_transport_finds_wrong_are_named_and_it_does_not_star
     authority: Authority, issued: Issued
 ) -> None:
     wrong = ServerKeys("FILES", "rubbish", issued.certificate.read_text(), authority.file.read_text())
-    grpcio = GrpcServer(_core.Router(), {}, Health([]))
+    grpcio = GrpcServer(_core.Router(), {}, Health([]), GrpcOptions())
     with pytest.raises(InvalidArgument, match=r"^FILES: gRPC cannot use the key, the certificate or the CA$"):
-        grpcio.start("127.0.0.1", 0, wrong)
+        grpcio.start("127.0.0.1", 0, tls=wrong)
     native = NativeServer(_core.Router(), {}, Health([]), GrpcOptions())
     with pytest.raises(InvalidArgument, match=r"^FILES: private_key: "):
-        native.start("127.0.0.1", 0, wrong)
+        native.start("127.0.0.1", 0, tls=wrong)
 
 
 def test_what_is_no_tls_is_said() -> None:

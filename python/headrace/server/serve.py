@@ -84,21 +84,23 @@ def _load(options: ServeOptions) -> Server:
     check_port(HOST, options.port, option="--port")
     if options.grpc_socket_path:
         check_socket_path(options.grpc_socket_path, option="--grpc_socket_path")
+    tls = _tls(options.ssl_config_file)
     # Much of loading a model is reading TensorFlow's library from disk: import the server meanwhile.
     importing = threading.Thread(target=importlib.import_module, args=(SERVER,), daemon=True)
     importing.start()
-    tls = _tls(options.ssl_config_file)
-    from headrace import model
+    try:
+        from headrace import model
 
-    loaded = model.load(
-        options.model_base_path,
-        name=options.model_name,
-        max_batch_size=options.batching.max_batch_size,
-        per_process_gpu_memory_fraction=options.per_process_gpu_memory_fraction,
-        intra_op_parallelism=options.tensorflow_intra_op_parallelism,
-        inter_op_parallelism=options.tensorflow_inter_op_parallelism,
-    )
-    importing.join()
+        loaded = model.load(
+            options.model_base_path,
+            name=options.model_name,
+            max_batch_size=options.batching.max_batch_size,
+            per_process_gpu_memory_fraction=options.per_process_gpu_memory_fraction,
+            intra_op_parallelism=options.tensorflow_intra_op_parallelism,
+            inter_op_parallelism=options.tensorflow_inter_op_parallelism,
+        )
+    finally:
+        importing.join()  # Python must not end while it imports
     from headrace.server.server import Server
 
     return Server(
