@@ -42,7 +42,7 @@ demo: build  ## train a small model, serve it, show what batching did (KEEP=1: k
 
 # --- tests ------------------------------------------------------------------------------------------------------------
 
-test_stages := lint test-cpp test-asan test-tsan test-tsan-python test-python test-e2e
+test_stages := lint test-cpp test-asan test-tsan test-fuzz test-tsan-python test-python test-e2e
 
 test: $(VENV)/.installed-test  ## everything that a change must pass
 	@times=""; for stage in $(test_stages); do \
@@ -78,6 +78,25 @@ test-tsan: $(VENV)/.installed-test  ## C++ tests under ThreadSanitizer
 	cmake --build --preset tsan
 	$(fixed_layout) ctest --preset tsan
 
+# Inputs that were found before stay under build/fuzz/found; one that fails is written to build/fuzz/failed-*.
+FUZZ_SECONDS ?= 600
+fuzz_targets = $(patsubst tests/fuzz/%.cc,%,$(wildcard tests/fuzz/fuzz_*.cc))
+
+fuzz: $(VENV)/.installed-test  ## libFuzzer on the message path, FUZZ_SECONDS=600 for each target
+	cmake --preset fuzz
+	cmake --build --preset fuzz
+	build/fuzz/make_seeds build/fuzz/seeds
+	@for target in $(fuzz_targets); do \
+	  echo "$$target: $(FUZZ_SECONDS) seconds"; mkdir -p build/fuzz/found/$$target; \
+	  build/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
+	    -artifact_prefix=build/fuzz/failed-$$target- build/fuzz/found/$$target build/fuzz/seeds/$$target \
+	    >build/fuzz/$$target.log 2>&1 || { tail -n 60 build/fuzz/$$target.log; exit 1; }; \
+	  grep -E '^(Done|stat::number_of_executed_units)' build/fuzz/$$target.log; \
+	done
+
+test-fuzz:  ## the same for some seconds
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=15
+
 # Only over callables: TensorFlow does not run under ThreadSanitizer.
 test-tsan-python: $(VENV)/.installed-test  ## the binding under ThreadSanitizer
 	cmake --preset tsan -DHEADRACE_PYTHON=ON -DPython_EXECUTABLE=$(abspath $(python))
@@ -90,6 +109,11 @@ test-tsan-python: $(VENV)/.installed-test  ## the binding under ThreadSanitizer
 
 test-python: build $(VENV)/.installed-test  ## Python unit tests
 	$(python) -m pytest tests/python
+
+# gRPC C++, which shares nothing with grpcio and the package but the protocol; the tests that need it call for it.
+build/independent_client: tests/grpc_cpp/independent_client.cc
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O1 -Wall -Wextra -Werror $< -o $@ -lgrpc++ -lgrpc -lgpr -labsl_synchronization
 
 test-e2e: build $(VENV)/.installed-test  ## the server from outside
 	$(python) -m pytest tests/e2e
@@ -135,4 +159,4 @@ bench-server: build $(VENV)/.installed-bench  ## the native server beside echoes
 clean:  ## remove what was built, keep the environments
 	rm -rf build dist $(VENV)/.headrace
 
-.PHONY: help setup build demo test $(test_stages) format wheel test-wheel test-oldest-tf bench bench-embed bench-server clean
+.PHONY: help setup build demo test $(test_stages) fuzz format wheel test-wheel test-oldest-tf bench bench-embed bench-server clean

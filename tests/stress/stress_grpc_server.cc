@@ -39,13 +39,13 @@ namespace {
 using namespace std::string_literals;
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kSlower = 4;  // how much smaller a test is there
+constexpr int kSlower = 8;  // how much smaller a test is there
 #else
 constexpr int kSlower = 1;
 #endif
 
 constexpr int kHostileThreads = 6, kHonestThreads = 3;
-constexpr std::size_t kHostileActions = 1'200 / kSlower, kHonestReplies = 4'000 / kSlower;
+constexpr std::size_t kHostileActions = 3'600 / kSlower, kHonestReplies = 12'000 / kSlower;
 constexpr std::size_t kRepliesPerAction = kHonestReplies * kHostileThreads / kHostileActions;
 constexpr std::size_t kKeptOpen = 24;  // connections that a hostile client holds on to
 
