@@ -159,7 +159,8 @@ def request(values: Any, model: str = HALF) -> bytes:
     message = predict_pb2.PredictRequest()
     message.model_spec.name = model
     message.inputs["x"].CopyFrom(tf.make_tensor_proto(floats(values)))
-    return message.SerializeToString()
+    serialized: bytes = message.SerializeToString()
+    return serialized
 
 
 def wait_received(client: IndependentClient) -> None:

@@ -18,6 +18,7 @@ inline constexpr std::uint8_t kSmallBudget = 4;
 inline constexpr std::uint8_t kFewStreams = 8;
 inline constexpr std::uint8_t kSmallHeaders = 16;
 inline constexpr std::uint8_t kSmallMessages = 32;
+inline constexpr std::uint8_t kSetups = 64;
 
 // Streams are told by a byte: the how manieth that was opened, modulo as many as there are and one that is not open.
 enum class Step : std::uint8_t {

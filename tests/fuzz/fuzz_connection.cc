@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -40,6 +41,7 @@ constexpr std::array kPaths = {"/tensorflow.serving.PredictionService/Predict",
                                "/nobody.Serves/This"};
 
 constexpr std::size_t kHandlersWaitingMax = 4;
+constexpr std::size_t kNumbersMax = 10'000;
 constexpr std::size_t kChunksMax = 64;  // that one step is cut into
 constexpr int kTurnsMax = 64;           // of sending what there is
 
@@ -71,13 +73,42 @@ struct Served {
   Lane* lane = nullptr;
 };
 
+// What connections of one set-up have in common; a loop without a thread.
+struct Server {
+  Server(const Served& served, std::uint8_t setup)
+      : group(served.router, methods(), handlers, health, options(setup)), loop(group) {
+    require(loop.open().ok(), "a loop opens");
+  }
+
+  static MethodTable methods() {
+    MethodTable table;
+    table.add(kPaths[3], Method::Kind::kHandler);
+    table.add(kPaths[4], Method::Kind::kHandlerStream);
+    return table;
+  }
+
+  static GrpcServerOptions options(std::uint8_t setup) {
+    GrpcServerOptions options;
+    options.message_bytes_max = (setup & kSmallMessages) != 0 ? 1 << 10 : 1 << 20;
+    options.buffered_bytes_max = (setup & kSmallBudget) != 0 ? 40 << 10 : 16 << 20;
+    options.streams_max = (setup & kFewStreams) != 0 ? 2 : 64;
+    options.header_bytes_max = (setup & kSmallHeaders) != 0 ? 512 : 16 << 10;
+    return options;
+  }
+
+  HandlerQueue handlers{kHandlersWaitingMax};
+  HealthTable health;
+  LoopGroup group;
+  ServerLoop loop;
+};
+
 class Session {
  public:
-  Session(Served& served, std::uint8_t setup)
-      : served_(served), group_(served.router, methods(), handlers_, health_, options(setup)), loop_(group_) {
+  Session(Served& served, Server& server, std::uint8_t setup)
+      : served_(served), handlers_(server.handlers), health_(server.health), group_(server.group), loop_(server.loop) {
     served.runner->fail_with({});
     health_.set("", Serving::kServing);
-    require(loop_.open().ok(), "a loop opens");
+    group_.phase = LoopGroup::Phase::kServing;
     int ends[2];
     require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, "sockets open");
     client_ = Descriptor(ends[0]);
@@ -96,7 +127,7 @@ class Session {
     require(loop_.calls().size() == 0, "a connection takes its calls along");
     take_inbox();
     served_.expect_empty();
-    handlers_.close();
+    answer_handlers(false);
     take_inbox();
     require(group_.budget->was_taken() == 0, "no bytes are charged where no call is");
   }
@@ -181,22 +212,6 @@ class Session {
     std::uint8_t flags;
   };
 
-  static MethodTable methods() {
-    MethodTable table;
-    table.add(kPaths[3], Method::Kind::kHandler);
-    table.add(kPaths[4], Method::Kind::kHandlerStream);
-    return table;
-  }
-
-  static GrpcServerOptions options(std::uint8_t setup) {
-    GrpcServerOptions options;
-    options.message_bytes_max = (setup & kSmallMessages) != 0 ? 1 << 10 : 1 << 20;
-    options.buffered_bytes_max = (setup & kSmallBudget) != 0 ? 40 << 10 : 16 << 20;
-    options.streams_max = (setup & kFewStreams) != 0 ? 2 : 64;
-    options.header_bytes_max = (setup & kSmallHeaders) != 0 ? 512 : 16 << 10;
-    return options;
-  }
-
   static Head head(FuzzInput& input) {
     const std::string_view path = kPaths[input.byte() % kPaths.size()];
     const std::uint8_t bits = input.byte();
@@ -212,7 +227,7 @@ class Session {
 
   // Most requests are small, so that there are many.
   static std::size_t numbers_of(std::uint16_t choice) {
-    return (choice & kManyNumbers) != 0 ? choice & ~kManyNumbers : choice % 64;
+    return (choice & kManyNumbers) != 0 ? choice % kNumbersMax : choice % 64;
   }
 
   static std::string predict(std::size_t numbers) {
@@ -313,10 +328,10 @@ class Session {
   }
 
   Served& served_;
-  HandlerQueue handlers_{kHandlersWaitingMax};
-  HealthTable health_;
-  LoopGroup group_;
-  ServerLoop loop_;
+  HandlerQueue& handlers_;
+  HealthTable& health_;
+  LoopGroup& group_;
+  ServerLoop& loop_;
   Descriptor client_;
   std::unique_ptr<Http2Connection> connection_;
   std::uint32_t opened_ = 0;
@@ -329,8 +344,12 @@ class Session {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static headrace::Served served;
+  static std::map<std::uint8_t, std::unique_ptr<headrace::Server>> servers;
   headrace::FuzzInput input(data, size);
-  headrace::Session session(served, input.byte());
+  const std::uint8_t setup = input.byte() % headrace::kSetups;
+  std::unique_ptr<headrace::Server>& server = servers[setup];
+  if (server == nullptr) server = std::make_unique<headrace::Server>(served, setup);
+  headrace::Session session(served, *server, setup);
   while (!input.empty() && !session.is_over()) session.step(input);
   return 0;
 }
