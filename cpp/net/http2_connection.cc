@@ -13,7 +13,7 @@ namespace headrace {
 namespace {
 
 // What a client may send before it hears from us: of one call, and of all calls of a connection.
-constexpr std::int32_t kStreamWindowBytes = 512 << 10;
+constexpr std::int32_t kStreamWindowBytes = 1 << 20;
 constexpr std::int32_t kConnectionWindowBytes = 16 << 20;
 constexpr std::uint32_t kFrameBytesMax = 256 << 10;
 
