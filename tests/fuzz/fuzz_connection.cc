@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A connection whose client sends whatever the fuzzer thinks of, from legal calls down to raw bytes, in chunks of any
-// size.  One thread does the work of the loop, the executor and the handlers in turn, so that an input always does the
-// same.  Whatever came, nothing is left of a connection that has gone.
+// size.  One thread does the work of the loop, the executor and the handlers in turn and waits for the codecs, so that
+// an input always does the same.  Whatever came, nothing is left of a connection that has gone.
 
 #include <sys/socket.h>
 
@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <latch>
 #include <map>
 #include <memory>
 #include <span>
@@ -43,6 +44,7 @@ constexpr std::array kPaths = {"/tensorflow.serving.PredictionService/Predict",
 constexpr std::size_t kHandlersWaitingMax = 4;
 constexpr std::size_t kNumbersMax = 10'000;
 constexpr std::size_t kChunksMax = 64;  // that one step is cut into
+constexpr int kCodings = 2;             // of one message: it is inflated, its reply deflated
 constexpr int kTurnsMax = 64;           // of sending what there is
 
 // The model of all inputs, without threads.
@@ -125,6 +127,8 @@ class Session {
   ~Session() {
     connection_ = nullptr;
     require(loop_.calls().size() == 0, "a connection takes its calls along");
+    require(group_.requests == 0, "no requests count where no call is");
+    wait_codecs();
     take_inbox();
     served_.expect_empty();
     answer_handlers(false);
@@ -133,11 +137,23 @@ class Session {
   }
 
   void step(FuzzInput& input) {
+    act(input);
+    for (int i = 0; uses_codecs_ && i < kCodings; ++i) {
+      wait_codecs();
+      turn();
+    }
+  }
+
+  bool is_over() const { return connection_->is_closed(); }
+
+ private:
+  void act(FuzzInput& input) {
     switch (static_cast<Step>(input.byte() % static_cast<unsigned>(Step::kSteps))) {
       case Step::kOpen:
         return open(head(input));
       case Step::kOpenWith: {
         Head begun = head(input);
+        uses_codecs_ = true;
         const std::string_view name = input.text();
         begun.block += hpack_header(name, input.text());
         return open(begun);
@@ -204,18 +220,16 @@ class Session {
     }
   }
 
-  bool is_over() const { return connection_->is_closed(); }
-
- private:
   struct Head {
     std::string block;
     std::uint8_t flags;
   };
 
-  static Head head(FuzzInput& input) {
+  Head head(FuzzInput& input) {
     const std::string_view path = kPaths[input.byte() % kPaths.size()];
     const std::uint8_t bits = input.byte();
     const bool is_grpc = (bits & kHeadNotGrpc) == 0;
+    uses_codecs_ = uses_codecs_ || (bits & (kHeadGzip | kHeadDeflate)) != 0;
     std::string block = hpack_call(path, is_grpc ? "application/grpc" : "text/html");
     if ((bits & kHeadGzip) != 0) block += hpack_header("grpc-encoding", "gzip");
     if ((bits & kHeadDeflate) != 0) block += hpack_header("grpc-encoding", "deflate");
@@ -296,12 +310,24 @@ class Session {
       if (call != nullptr && call->state == Call::State::kWaiting)
         call->connection->answer(*call, answer.status, std::move(answer.response));
     }
+    for (ReplyInbox::Resumption& resumption : taken.resumptions) {
+      Call* call = loop_.calls().find(resumption.token);
+      if (call != nullptr && call->state == Call::State::kWaiting) resumption.then(*call);
+    }
+  }
+
+  // Until the pool has done what it was given: each of its threads comes here once it has.
+  void wait_codecs() {
+    const auto all = std::make_shared<std::latch>(LoopGroup::kCodecThreads);
+    for (int i = 0; i < LoopGroup::kCodecThreads; ++i) group_.codecs.run([all] { all->arrive_and_wait(); });
+    all->wait();
   }
 
   // Echoes what waits for the handlers.
   void answer_handlers(bool fail) {
     bool reached = false;
-    auto last = std::make_unique<HandlerCall>("", "", [&](const Status&, std::string_view) { reached = true; });
+    auto last = std::make_unique<HandlerCall>("", Message::try_allocate(0, group_.budget, nullptr),
+                                              [&](const Status&, std::string_view) { reached = true; });
     const auto answer_next = [&] {
       const std::unique_ptr<HandlerCall> call = handlers_.next();
       call->answer(fail ? Internal("as the fuzzer wants it") : Status(), call->message());
@@ -336,6 +362,7 @@ class Session {
   std::unique_ptr<Http2Connection> connection_;
   std::uint32_t opened_ = 0;
   std::size_t chunk_bytes_ = 0;
+  bool uses_codecs_ = false;
   static inline std::vector<std::byte> buffer_ = std::vector<std::byte>(256 << 10);
 };
 
